@@ -61,8 +61,8 @@ def test_comparison_names_runs_and_escapes_html(runs):
     assert "<b>" not in twice
     pytest.importorskip("matplotlib", reason="needs the report extra")
     plots = shown.plot()
-    assert {"loss", "seconds", "phases"} == {one.name for one in plots}
-    assert plots._repr_html_().count("<svg") == 3
+    assert len(plots) == 2
+    assert plots._repr_html_().count('src="data:image/svg+xml;base64,') == 2
 
 
 @pytest.mark.parametrize(

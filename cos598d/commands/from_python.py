@@ -154,10 +154,8 @@ class TrainedRun(ComparedRuns):
         """The bytes that each rank sent in one typical step, by tensor or bucket, in the order of rank 0's calls."""
         typical, world_size = self._run.typical(), self._run.summary.world_size
         found: dict[str, list[int]] = {}
-        if typical is None:
-            return found
         for rank in range(world_size):
-            for call in self._run.calls(typical.iteration, rank):
+            for call in self._run.calls(typical.iteration, rank) if typical else ():
                 if call["purpose"] in SYNCHRONIZING:  # not the loss, and other small sums of the loop
                     found.setdefault(call["tensor"], [0] * world_size)[rank] += call["bytes_sent"]
         return found

@@ -69,14 +69,15 @@ def is_busy(*groups: Group) -> bool:
 
 def mean_of(group: Group) -> float | None:
     """The mean of the repeats' mean seconds."""
-    means = [run.mean for run in group]
-    return None if None in means else fmean(means)
+    means = [run.mean for run in group if run.mean is not None]
+    return fmean(means) if len(means) == len(group) else None
 
 
 def interval_of(group: Group) -> Interval | None:
     """The mean's 95 % interval: between repeats, or of one run's iterations, outside of which a repeat may be."""
-    if len(group) > 1 and mean_of(group) is not None:
-        return mean_interval([run.mean for run in group])
+    means = [run.mean for run in group if run.mean is not None]
+    if len(group) > 1 and len(means) == len(group):
+        return mean_interval(means)
     own = group[0].summary.seconds_per_iteration.interval_95
     return Interval(*own) if own else None
 
@@ -147,7 +148,7 @@ def are_apart(one: Group, other: Group) -> bool:
     if mine is None or theirs is None:
         return False
     squares = mine[0] ** 2, theirs[0] ** 2
-    apart = abs(mean_of(one) - mean_of(other))
+    apart = abs((mean_of(one) or 0.0) - (mean_of(other) or 0.0))
     if not sum(squares):
         return apart > 0
     freedom = sum(squares) ** 2 / (squares[0] ** 2 / mine[1] + squares[1] ** 2 / theirs[1])

@@ -76,7 +76,7 @@ def seconds(runs: Sequence[Run]) -> Figure | None:
         interval = run.summary.seconds_per_iteration.interval_95
         axes.plot(interval or [], [place] * len(interval or []), "k-", linewidth=1)
     _lanes(axes, [run.name for run in runs])
-    axes.set_xlabel("seconds per step: phases, the mean with its 95 % interval, and a dot for each iteration")
+    axes.set_xlabel("seconds per step: phases; the mean and its 95 %; a dot is an iteration")
     axes.set_xlim(left=0)
     figure.legend(loc="outside upper left", ncols=len(PHASES))
     return figure
@@ -111,8 +111,9 @@ def epochs(runs: Sequence[Run]) -> Figure | None:
     figure, panels = _panels(1 + len(names))
     for place, (name, found) in enumerate(rows.items()):
         for kind, column, line in (("training", "loss", "--"), ("validation", "validation_loss", "-")):
-            look = _look(place) | {"linestyle": line, "label": f"{_shortened(name)}, {kind}"}
-            panels[0].plot(found.get(column, pd.Series(dtype=float)), **look)
+            if column in found:
+                look = _look(place) | {"linestyle": line, "label": f"{_shortened(name)}, {kind}"}
+                panels[0].plot(found[column], **look)
         for axes, metric in zip(panels[1:], names, strict=True):
             if metric in found:
                 axes.plot(found[metric].astype(float), **_look(place))

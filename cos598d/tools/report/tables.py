@@ -70,7 +70,7 @@ def traffic_rows(runs: Sequence[Run]) -> Rows:
         row["all sent MB, predicted"] = megabytes(predicted) if predicted and knows else None
         row["all sent MB, counted"] = megabytes(counted) if counted else None
         is_known = knows and sum(predicted) >= LEAST_BYTES and None not in counted
-        row["off, %"] = 100 * (sum(counted) / sum(predicted) - 1) if is_known else None
+        row["off, %"] = 100 * (sum(sent or 0 for sent in counted) / sum(predicted) - 1) if is_known else None
         found.append(row | {"bytes from": bytes_from(run)})
     return found
 
@@ -90,8 +90,9 @@ def memory_rows(runs: Sequence[Run]) -> Rows:
     """MB of tensors by category on the rank that holds most, and the largest peaks of a process and a GPU."""
     found = []
     for run in runs:
-        memory = run.summary.memory
-        for moment, by_rank in (("after a step", memory.between_steps), ("peak", memory.peak)) if memory else ():
+        if (memory := run.summary.memory) is None:
+            continue
+        for moment, by_rank in (("after a step", memory.between_steps), ("peak", memory.peak)):
             held = max(by_rank, key=lambda held: sum(held.values()), default={})
             row = {"run": run.name, "held": moment, **{name: size / 1e6 for name, size in held.items()}}
             row["total"] = sum(held.values()) / 1e6
