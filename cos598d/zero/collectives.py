@@ -31,28 +31,27 @@ def average_of(parts: torch.Tensor) -> torch.Tensor:
 
 
 def start_all_gather(
-    sync: GradientSync, unit: Unit, flat: torch.Tensor, part: torch.Tensor, name: str, purpose: str = PARAMETERS
+    sync: GradientSync, unit: Unit, flat: torch.Tensor, name: str, purpose: str = PARAMETERS
 ) -> Callable[[], None]:
-    """Start to gather `flat`, of the unit's layout, from every rank's `part`. Call the result to wait for it.
+    """Start to gather `flat`, of the unit's layout, of which rank r has part r. Call the result to wait for it.
 
     On CPUs every rank sends its part to every other, straight into its place: (n-1)/n S, and no copy. (gloo's own
     all-gather lands in new memory, is copied from there, and takes twice the processor's time.) Units may then be
     started in another order on every rank. On other devices it is the backend's collective, in one order on all ranks.
     """
     parts = flat.view(unit.ranks, -1)
-    if parts[unit.rank].data_ptr() != part.data_ptr():
-        parts[unit.rank].copy_(part)
+    own = parts[unit.rank]
     if unit.ranks == 1:
         return lambda: None
     if flat.device.type != "cpu":
         gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # torch 2.13's new name
         with sync.ledger.naming(name, purpose):
-            under_way: Any = gather(flat, part.clone(), group=sync.group, async_op=True)
+            under_way: Any = gather(flat, own.clone(), group=sync.group, async_op=True)
         return under_way.wait
     others = [rank for rank in range(unit.ranks) if rank != unit.rank]
-    with sync.ledger.composing("all_gather", part, name, purpose, ends_later=True) as end:
+    with sync.ledger.composing("all_gather", own, name, purpose, ends_later=True) as end:
         calls: list[Any] = [dist.irecv(parts[rank], sync.peer(rank), sync.group, unit.number) for rank in others]
-        calls += [dist.isend(parts[unit.rank], sync.peer(rank), sync.group, unit.number) for rank in others]
+        calls += [dist.isend(own, sync.peer(rank), sync.group, unit.number) for rank in others]
 
     def wait() -> None:
         for call in calls:

@@ -49,7 +49,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
             gradient = piece.parameter.grad
             piece.part.grad = None if gradient is None else piece.of(gradient.to_dense())
         self._own.step()
-        for arrive in [start_all_gather(self._sync, unit, unit.weights, unit.part, unit.name) for unit in self._units]:
+        for arrive in [start_all_gather(self._sync, unit, unit.weights, unit.name) for unit in self._units]:
             arrive()
         return loss
 

@@ -45,7 +45,7 @@ class Shards:
                     whole = unit.empty(next(iter(found.values())).dtype)
                     for piece, value in found.items():
                         unit.part_of(whole)[piece.place] = value
-                    start_all_gather(sync, unit, whole, unit.part_of(whole), f"{kind} of {unit.name}", STATE)()
+                    start_all_gather(sync, unit, whole, f"{kind} of {unit.name}", STATE)()
                     yield from ((f"{kind}/{piece.name}", unit.view(whole, piece.number)) for piece in found)
 
     def load(self, state: Mapping[str, torch.Tensor]) -> None:

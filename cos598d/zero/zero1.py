@@ -183,7 +183,7 @@ class Zero1(GradientSync):
 
     def start_gather(self, unit: Unit, purpose: str = PARAMETERS) -> Callable[[], None]:
         """Start to gather the unit's weights. Call the result to wait for them."""
-        return start_all_gather(self, unit, unit.weights, unit.part, unit.name, purpose)
+        return start_all_gather(self, unit, unit.weights, unit.name, purpose)
 
     def wait_for(self, units: Sequence[Unit]) -> None:
         """Until these units' weights are here."""

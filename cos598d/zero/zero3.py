@@ -93,6 +93,7 @@ class Zero3(Zero2):
 
     def start_gather(self, unit: Unit, purpose: str = PARAMETERS) -> Callable[[], None]:
         unit.allocate()
+        unit.part_of(unit.weights).copy_(unit.part)
         arrive = super().start_gather(unit, purpose)
 
         def show() -> None:
