@@ -301,5 +301,3 @@ def test_a_sweep_of_message_sizes_fits_a_call(start, tmp_path):
     assert [row["payload_bytes"] for row in record["message_size"]["sizes"]] == [1 << 10, 1 << 12, 1 << 14, 1 << 16]
     assert record["message_size"]["fit"]["bytes_per_second"] > 0
     assert "64 KiB" in text
-
-
