@@ -39,4 +39,3 @@ def _with_ranks(comm, module, function, *arguments):
         meeting = Meeting(identity, store, ["here"] * comm.world_size, seconds=60)
     ranks = Ranks(comm.rank, comm.world_size, torch.device("cpu"), "gloo", ["here"] * comm.world_size, meeting=meeting)
     return function(ranks, *arguments)
-

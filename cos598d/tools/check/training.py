@@ -1,6 +1,6 @@
 """One real training, which sees what single steps do not: a BERT-shaped model, and what happens between its steps.
 
-1. More than 100 tensors: layers of attention, dropout, a sparse embedding where the sync takes one, convolutions
+1. More than 128 tensors: layers of attention, dropout, a sparse embedding where the sync takes one, convolutions
    (5 dimensions, channels last), complex and double precision, a number, a tensor without elements.
 2. Steps in which layers are used by some ranks, by the first of two micro-batches, or by nobody.
 3. Evaluations and settles between steps, a forward that ends in an exception, a new sync with the state of the first.
@@ -25,7 +25,7 @@ from cos598d.tools.exam.models import gradients_of, seeded
 from cos598d.tools.exam.notes import LessonComm
 from cos598d.tools.exam.ranks import World
 
-WIDTH, WORDS, TOKENS, LAYERS, EXAMPLES = 12, 53, 5, 9, 3
+WIDTH, WORDS, TOKENS, LAYERS, EXAMPLES = 12, 53, 5, 11, 3
 RATE, CLOSE = 0.02, 2e-4  # what rounding may add up to over the training, of a tensor's largest gradient
 LARGE = 3e4  # half precision has no larger numbers than twice that
 ALL, NONE = "all ranks", "no rank"
