@@ -54,6 +54,7 @@ THEIRS = [f"{Path(right_syncs.__file__)}:{name}" for name in right_syncs.RIGHT]
 
 
 @pytest.mark.long(one_in=8)
+@pytest.mark.timeout(900)  # seven syncs, one after the other
 @pytest.mark.parametrize("test", TESTS)
 @pytest.mark.parametrize("names", [EXACT[:7], EXACT[7:], THEIRS], ids=["built-in", "more built-in", "from a file"])
 def test_right_syncs_pass(test, names):

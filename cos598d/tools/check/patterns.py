@@ -20,4 +20,9 @@ def only_in(wrong: Sequence[bool], facts: Sequence[Mapping[str, bool]] = ()) -> 
     if all(wrong[first:]) and len(wrong) - first >= LEAST:
         return f" (right only for the first {first} step{'' if first == 1 else 's'})"
     is_second = [place % 2 == first % 2 for place in range(len(wrong))]
-    return " (right only in every second step)" if len(wrong) > LEAST and is_second == [*wrong] else ""
+    if len(wrong) > LEAST and is_second == [*wrong]:
+        return " (right only in every second step)"
+    for words in facts[0] if facts else ():
+        if all(each[words] for each, is_wrong in zip(facts, wrong, strict=True) if is_wrong):
+            return f" (only in steps {words}, but not in all of these)"
+    return ""

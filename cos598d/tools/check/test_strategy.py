@@ -35,6 +35,7 @@ class Case:
     micro_batches: int = 1
     clip: float = 0.0
     optimizer: str = SGD
+    rate: float = 0.2  # of SGD
     is_half: bool = False
     moves_on: bool = False
 
@@ -56,7 +57,7 @@ CASES = {
     "uneven last batch": Case(batches=(16, 7, 3)),
     "all at once": Case(Parts(has_unused=True), (16, 7, 3), micro_batches=4, clip=CLIP),
     "bf16": Case(micro_batches=4, clip=CLIP, is_half=True),
-    "many steps": Case(Parts(is_double=True), batches=(16,) * 37),
+    "many steps": Case(Parts(is_double=True), batches=(16,) * 37, rate=0.02),
     "large tensors": Case(Parts(width=512), batches=(16,)),
     "going on": Case(optimizer=ADAMW, batches=(16,) * 4, moves_on=True),
 }
@@ -68,7 +69,7 @@ def optimizer_of(case):
     """Makes the case's optimizer of a list of parameters."""
     if case.optimizer == ADAMW:  # with a small eps Adam turns rounding noise in near-zero gradients into whole steps
         return functools.partial(torch.optim.AdamW, lr=0.02, weight_decay=0.1, eps=3e-2)
-    return functools.partial(torch.optim.SGD, lr=0.2, weight_decay=0.1 if len(case.batches) > 1 else 0.0)
+    return functools.partial(torch.optim.SGD, lr=case.rate, weight_decay=0.1 if len(case.batches) > 1 else 0.0)
 
 
 def train(comm, module, name, seed, case):

@@ -296,7 +296,7 @@ def _where(names: Sequence[str], found: Gradients, right: Gradients, n: int) -> 
 
 def _numbers(found: Gradients, right: Gradients, names: Sequence[str], rank: int, n: int) -> str:
     """One number expected and one found."""
-    worst = names[-1]
+    worst = next((name for name in names if found[name] is None or right[name] is None), names[-1])
     mine, mean = found[worst], right[worst]
     if mine is None or mean is None or mine.shape != mean.shape:
         return f"in {worst} on rank {rank} of {n}"

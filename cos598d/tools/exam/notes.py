@@ -117,11 +117,6 @@ class NotedCall:
         self._wait: Callable[[], Any] | None = wait
         self._version = _version(tensor)
 
-    @property
-    def is_under_way(self) -> bool:
-        """Whether nothing has waited for it yet."""
-        return self._wait is not None
-
     def wait(self) -> None:
         """Block until it is over. May be called more than once."""
         if self._wait is not None:

@@ -26,7 +26,6 @@ from cos598d.tools.exam.standstill import never_go_on, standstill, unlike
 from cos598d.tools.exam.wire import unpack
 
 START_SECONDS, QUIET_SECONDS, SAY_SECONDS = 60.0, 3.0, 0.7
-MOST_LINES = 10  # of what a rank has printed last
 _context = multiprocessing.get_context("forkserver")
 VALUE, RAISED, LATE, DIED, STUCK = "value", "raised", "late", "died", "stuck"
 End = tuple[str, Any]
@@ -47,7 +46,6 @@ class World:
     file: Path
     traces: list[Trace]
     values: list[Any] = field(default_factory=list)
-    printed: list[str] = field(default_factory=list)
 
     @property
     def size(self) -> int:
@@ -124,8 +122,7 @@ def run(
                 _end(each)
             for pipe in pipes:
                 pipe.close()
-        printed = [f"rank {rank} printed: {line}" for rank in range(size) for line in _last_lines(folder, rank)]
-    world = World(file, traces, printed=printed)
+    world = World(file, traces)
     _judge_ends(world, ends, [each.exitcode for each in ranks])
     world.values = [ends[rank][1] for rank in range(size)]
     _judge_calls(world, only)
@@ -234,8 +231,3 @@ def _judge_calls(world: World, only: Sequence[str]) -> None:
     if left:
         told = f"{left.words(world.file.name)} is never waited for: keep what it returns, and call its wait()"
         raise Wrong(told, left.line)
-
-
-def _last_lines(folder: str, rank: int) -> list[str]:
-    path = Path(folder) / f"out{rank}"
-    return path.read_text(errors="replace").splitlines()[-MOST_LINES:] if path.exists() else []

@@ -17,7 +17,7 @@ def pytest_report_teststatus(report: pytest.TestReport) -> tuple[str, str, str]:
 @pytest.hookimpl(tryfirst=True)
 def pytest_sessionfinish(session: pytest.Session) -> None:
     """No line of pytest's own about a stop after the first failure."""
-    session.shouldfail = False
+    session.shouldfail = ""
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
