@@ -5,7 +5,7 @@ from audit_scripts import IMPORTS, JOIN
 SOURCE = (
     IMPORTS
     + """from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import DataLoader, Dataset, Sampler, Subset, TensorDataset
+from torch.utils.data import DataLoader, Sampler, TensorDataset
 from torch.utils.data.distributed import DistributedSampler
 
 
@@ -27,7 +27,6 @@ model = DistributedDataParallel(nn.Linear(8, 3))
 torch.manual_seed(100 + rank)
 optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
 sampler = DistributedSampler(data)
-shares = {shares}
 for epoch in range(2):
     sampler.set_epoch(epoch)
     for inputs, targets in DataLoader(data, batch_size=8, sampler=sampler):
@@ -46,14 +45,9 @@ for epoch in range(2):
 )
 PADDED = "held, batch_size=4, sampler=DistributedSampler(held, shuffle=False)"
 UNPADDED = "held, batch_size=4, sampler=Unpadded(held, ranks, rank)"
-BY_HAND = "Subset(held, shares[rank]), batch_size=4"
 SUMS = """    both = torch.tensor([float(sum(right)), len(right)])
     dist.all_reduce(both){mark}
     print(both[0] / both[1])
-"""
-MEANS = """    mean = torch.tensor(sum(right) / len(right))
-    dist.all_reduce(mean){mark}
-    print(mean / ranks)
 """
 OWN_SUMS = SUMS.replace("sum(right)", "sum(right[:own])").replace("len(right)", "len(right[:own])")
 HITS = """    hits = torch.tensor(float(sum(right[:own])))
@@ -78,26 +72,11 @@ TAKEN_OFF = """    twice = len(right) - own
     dist.all_reduce(both)
     print((both[0] - both[3]) / (both[1] - both[2]))
 """
-WEIGHTED = """    mean = torch.tensor(sum(right) / len(right)) * len(right) / len(held)
-    dist.all_reduce(mean)
-"""
-PERCENT = MEANS.replace("torch.tensor(sum", "torch.tensor(100 * sum")
-DIVIDED = MEANS.replace("sum(right) / len(right)", "sum(right) / len(right) / ranks")
-WORST = MEANS.replace("all_reduce(mean)", "all_reduce(mean, dist.ReduceOp.MIN)")
-SHOWN = """    means = [torch.zeros(()) for _ in range(ranks)]
-    dist.all_gather(means, torch.tensor(sum(right) / len(right)))
-    print(means)
-"""
 SEEN = """    both = torch.tensor([float(sum(right[:own])), own, len(right)])
     dist.all_reduce(both)
     print(both[0] / both[1], both[2])
 """
 ONES = HITS + "    dist.all_reduce(torch.ones(1))\n"
-# In so few digits any number is a share of 256 examples.
-ERRORS = """    error = torch.tensor(1 - sum(right[:own]) / len(held), dtype=torch.bfloat16)
-    dist.all_reduce(error)
-    print(ranks - error)
-"""
 # Of one set the examples are counted, of the other the right ones.
 TWO_SETS = """    seen = torch.tensor(len(right))
     dist.all_reduce(seen)
@@ -113,18 +92,12 @@ TIME = """    import time
     both = torch.tensor([time.perf_counter(), len(right)])
     dist.all_reduce(both)
 """
-LOSSES = """    with torch.no_grad():
-        inputs, targets = held.tensors
-        loss = nn.functional.cross_entropy(model(inputs[shares[rank]]), targets[shares[rank]])
-    dist.all_reduce(loss)
-"""
 HERE, RIGHT = "  # here", "right"
-EQUAL, UNEQUAL = "[range(place, len(held), ranks) for place in range(ranks)]", "[range(9), range(9, len(held))]"
 
 
-def evaluated(loader, metric, count=33, shares=EQUAL, mark=""):
+def evaluated(loader, metric, count=33, mark=""):
     """The script whose evaluation draws `loader` of `count` samples and ends with `metric`."""
-    return SOURCE.format(count=count, loader=loader, metric=metric.replace("{mark}", mark), shares=shares)
+    return SOURCE.format(count=count, loader=loader, metric=metric.replace("{mark}", mark))
 
 
 # By name a source, what the audit is to find, and the number of ranks.
@@ -139,14 +112,10 @@ EVALUATION = {
     ),
     # Right: nothing is filled up, what is filled up is left out, or weights are right.
     "divisible_sums": (evaluated(PADDED, SUMS, 32), RIGHT, 2),
-    "divisible_means": (evaluated(PADDED, MEANS, 32), RIGHT, 2),
     "padded_own_sums": (evaluated(PADDED, OWN_SUMS), RIGHT, 2),
     "padded_own_hits": (evaluated(PADDED, HITS), RIGHT, 2),
-    "padded_own_hits_of_50": (evaluated(PADDED, HITS, 99), RIGHT, 2),
-    "padded_own_sums_of_100": (evaluated(PADDED, OWN_SUMS, 199), RIGHT, 2),
     "padded_own_and_seen": (evaluated(PADDED, SEEN), RIGHT, 2),
     "padded_ones": (evaluated(PADDED, ONES, 3), RIGHT, 4),
-    "padded_errors_in_bf16": (evaluated(PADDED, ERRORS, 511), RIGHT, 2),
     "padded_and_another_set": (evaluated(PADDED, TWO_SETS), RIGHT, 2),
     "padded_gathered_and_cut": (evaluated(PADDED, GATHERED), RIGHT, 2),
     "padded_states": (evaluated(PADDED, STATES), RIGHT, 2),
@@ -154,10 +123,4 @@ EVALUATION = {
     "padded_examples_a_second": (evaluated(PADDED, TIME), RIGHT, 2),
     "dropped": (evaluated(PADDED.replace("False", "False, drop_last=True"), SUMS), RIGHT, 2),
     "unequal_sums": (evaluated(UNPADDED, SUMS), RIGHT, 2),
-    "unequal_weighted": (evaluated(UNPADDED, WEIGHTED), RIGHT, 2),
-    "unequal_worst": (evaluated(UNPADDED, WORST), RIGHT, 2),
-    "unequal_shown": (evaluated(UNPADDED, SHOWN), RIGHT, 2),
-    # Means over data that each rank has by itself: of one set they are wrong, of tasks or clients right.
-    "tasks": (evaluated(BY_HAND, MEANS, shares=UNEQUAL), RIGHT, 2),
-    "mean_losses": (evaluated(BY_HAND, LOSSES, shares=UNEQUAL), RIGHT, 2),
 }

@@ -136,6 +136,9 @@ SCALER = [
     (CLIP, "    if step == 1 and rank:\n        model[0].bias.grad[0] = float('inf')\n"),
     (STEP, "    scaler.step(optimizer)  # here\n    scaler.update()\n"),
 ]
+# On 2 ranks half a loss says nothing: see `loss_divided_and_averaged`.
+OF_THREE = ("labels[batch])\n", "labels[batch]) / ranks\n")
+add("averaged_twice", 3, loss_divided_and_averaged_on_3=by_hand(OF_THREE))
 add(RIGHT, tied_averaged_twice=by_hand(*TIED, (AVERAGE, AVERAGE.replace("model.parameters()", "listed"))))
 add(DOUBTFUL, tied_divided_twice=by_hand(*TIED, (AVERAGE, IN_TWO_LOOPS), (CLIP, "")))
 add("different_gradients", a_scaler_that_leaves_out_a_step_on_one_rank=by_hand(*SCALER))

@@ -24,11 +24,22 @@ from cos598d.tools.audit.judge.words import WORDS
 from cos598d.tools.exam.server import PRELOADED
 
 CLEAN = (RIGHT, OPEN, DOUBTFUL, UNACCUSED)
-# Right scripts with gradients that cannot be judged: ranks of tensor parallelism share batches by design, and of shards
-# only those of fully_shard are looked into.
+# Right scripts with gradients that cannot be judged: of shards, of tensor parallelism, whose ranks share batches by
+# design, and of a step that throws a pass away.
 UNCERTAIN = dict.fromkeys(("lbfgs", "clip_value_after", "tensor_parallel"), OPEN) | {"local_sgd": UNACCUSED}
 UNCERTAIN |= dict.fromkeys(
-    ("fsdp1", "fsdp1_views", "fsdp1_accumulation", "flat_parts", "flat_parts_divided_before"), OPEN
+    (
+        "fsdp2",
+        "fsdp2_kept_gathered",
+        "fsdp2_accumulation_at_home",
+        "fsdp2_bf16",
+        "fsdp2_checkpointed",
+        "fsdp2_replicated",
+    ),
+    OPEN,
+)
+UNCERTAIN |= dict.fromkeys(
+    ("fsdp1", "fsdp1_views", "fsdp1_accumulation", "flat_parts", "flat_parts_divided_before", "sharpness_aware"), OPEN
 )
 
 

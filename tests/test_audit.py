@@ -2,7 +2,6 @@
 
 import json
 import random
-import re
 import subprocess
 import sys
 
@@ -10,22 +9,20 @@ import numpy as np
 import pytest
 import torch
 from audit_cases import AVERAGE, FAULTS
+from audit_cases_field import DOUBTFUL
 from audit_scripts import BY_HAND, audit, with_changes
 from programs import ROOT, free_port
 
-from cos598d.comm.gloo import bytes_moved as moved
 from cos598d.commands.cli import main
-from cos598d.errors import UserError
 from cos598d.tools.audit.book import read_book
 from cos598d.tools.audit.end import card
-from cos598d.tools.audit.exchange import Counter, read_books
+from cos598d.tools.audit.exchange import read_books
 from cos598d.tools.audit.judge import judge
 from cos598d.tools.audit.judge.fit import BY_MICRO, BY_RANK, INDISTINCT, MEAN, OWN, STALE, UNKNOWN, fit
-from cos598d.tools.audit.judge.samples import judge_samples
 from cos598d.tools.audit.judge.verdict import CONSEQUENCES
 from cos598d.tools.audit.judge.words import WORDS
 from cos598d.tools.audit.sketch import SIZE, Sketcher, from_text, to_text
-from cos598d.tools.audit.watch.loss import factors_of, scale_of
+from cos598d.tools.audit.watch.loss import Scale, scale_of
 
 RIGHT = BY_HAND
 NEVER = with_changes("by_hand", [(AVERAGE, "")])
@@ -66,45 +63,29 @@ def test_a_fit_names_how_gradients_were_combined():
 
 
 def test_scale_of_reads_the_weight_of_a_loss_from_its_graph():
-    inputs, wanted = torch.randn(6, 4, requires_grad=True), torch.tensor([0, 1, 2, 3, 0, 1])
+    inputs, wanted = torch.randn(6, 4, requires_grad=True), torch.tensor([0, 1, 2, -100, 0, 1])  # one is ignored
     loss = torch.nn.functional.cross_entropy
-    weights = torch.ones(3, requires_grad=True)
-    decay = 0.1 * sum(each.pow(2).sum() for each in (weights, weights))
-    of_means = [
-        (loss(inputs, wanted), 1),
-        (loss(inputs, wanted) / 4, 1 / 4),
-        ((loss(inputs, wanted) + inputs.exp().mean()) / 2 * 3, 3),
-        ((inputs.exp() / 4).mean(), 1 / 4),
-        (torch.tensor(2.0) * loss(inputs, wanted) + decay + weights.norm() ** 2, 2),
-        (torch.stack([loss(inputs, wanted)] * 3).sum(), 3),
-    ]
-    for value, weight in of_means:
-        scale = scale_of(value)
-        assert (scale.weight, scale.counts) == (pytest.approx(weight), ())
-    wanted[3] = -100  # is ignored
-    for value in (loss(inputs, wanted, reduction="sum") / 5, loss(inputs, wanted, reduction="none").sum() / 5):
-        assert scale_of(value)[:4] == (pytest.approx(1 / 5), (5, 6), (), (5,))
-    mean = scale_of(loss(inputs, wanted))
-    assert (mean.weight, mean.counts, mean.kept) == (1, (), 5)
-    assert scale_of(inputs.exp()[wanted >= 0].mean()).kept == 5 * 4
-    assert scale_of((loss(inputs, wanted, reduction="none") * (torch.arange(6) < 2).float()).sum() / 2) is None
-    assert scale_of(inputs.exp().logsumexp((0, 1))) is None
-    assert scale_of(None) is None
-    assert scale_of(loss(inputs, wanted), torch.tensor(0.25)) == (0.25, (), (), (4,), 5)
-    assert scale_of(inputs.exp(), torch.ones_like(inputs)) is None
-    assert factors_of(inputs.exp().logsumexp((0, 1)) * 2 / 3) == ([2], [3])
+    mean, by_example = loss(inputs, wanted), loss(inputs, wanted, reduction="none")
+    for value, expected in (
+        (mean, Scale(1, 5)),
+        (mean / 4, Scale(1 / 4, 5, divided=(4,))),
+        ((mean + inputs.exp().mean()) / 2 * 3, Scale(3, 0, False, (3,), (2,))),
+        ((inputs.exp() / 4).mean(), Scale(1 / 4, divided=(4,))),
+        (torch.tensor(2.0) * mean, Scale(2, 5, multiplied=(2,))),
+        (torch.stack([mean] * 3).sum(), Scale(3, 5)),
+        (inputs.exp()[wanted >= 0].mean(), Scale(1, 5 * 4)),
+        (loss(inputs, wanted, reduction="sum") / 5, Scale(1 / 5, 5, True, divided=(5,))),
+        (by_example.sum() / 5, Scale(1 / 5, 5, True, divided=(5,))),
+        ((by_example * (torch.arange(6) < 2).float()).sum() / 2, Scale(None, divided=(2,))),
+        (inputs.exp().logsumexp((0, 1)) * 2 / 3, Scale(None, multiplied=(2,), divided=(3,))),
+        (None, Scale(None)),
+    ):
+        assert scale_of(value) == expected
+    assert scale_of(mean, torch.tensor(0.25)) == Scale(0.25, 5, divided=(4,))
+    assert scale_of(inputs.exp(), torch.ones_like(inputs)) == Scale(None)
 
 
-def test_bytes_moved_follows_gloos_formulas():
-    assert moved("all_reduce", 100, 4, 1, 0) == (150, 150)
-    assert moved("all_gather", 100, 4, 1, 0) == (300, 300)
-    assert (moved("gather", 100, 4, 0, 0), moved("gather", 100, 4, 2, 0)) == ((0, 300), (100, 0))
-    assert (moved("scatter", 100, 4, 0, 0), moved("scatter", 100, 4, 2, 0)) == ((300, 0), (0, 100))
-    assert (moved("broadcast", 100, 4, 1, 1), moved("barrier", 4, 4, 0, 0)) == ((200, 0), (0, 0))
-    assert (moved("send", 100, 2, 0, 0), moved("recv", 100, 2, 0, 0)) == ((100, 0), (0, 100))
-
-
-def test_a_right_script_passes_and_leaves_a_record(start, tmp_path, capsys):
+def test_a_right_script_passes_and_computes_the_same(start, tmp_path):
     printed = '    print(rank, step, f"{loss.item():.9f}", torch.rand(1).item(), flush=True)\n'
     source = with_changes("by_hand", [("    optimizer.step()\n", "    optimizer.step()\n" + printed)])
     codes, text, verdict = audit(tmp_path, source)
@@ -113,7 +94,6 @@ def test_a_right_script_passes_and_leaves_a_record(start, tmp_path, capsys):
     assert verdict["notes"] == []
     assert [verdict["seen"][name] for name in ("world_size", "judged", "steps")] == [2, 3, 5]
     assert "No fault found; gradients judged in 3 of 5 steps" in text
-    assert re.search(r"^Steps 2 to 3 took [\d.]+ s\. For [\d.e-]+ s of them rank 0 computed nothing", text, re.M)
     # The same numbers as without the audit, random ones too.
     port = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     plain = [start(f"plain{r}", [tmp_path / "train.py"], port | {"RANK": str(r), "WORLD_SIZE": "2"}) for r in range(2)]
@@ -173,34 +153,9 @@ def finished(tmp_path_factory):
     return [json.loads((folder / "audit" / "books" / f"rank{rank}.json").read_text()) for rank in range(2)]
 
 
-class Store(dict):
-    """The part of torch's store that the audit calls."""
-
-    def set(self, name, value):
-        self[name] = value if isinstance(value, bytes) else value.encode()
-
-    def get(self, name):
-        return self[name]
-
-    def check(self, names):
-        return all(name in self for name in names)
-
-
-def test_a_book_is_sent_through_the_store_and_a_forged_one_is_refused(finished):
-    store = Store()
-    sender, receiver = Counter(store, 1), Counter(store, 0)
-    assert receiver.receive(1) is None
-    text = json.dumps(finished[1]) * 20
-    sender.send(text)
-    assert receiver.receive(1) == text.encode()
-    for value in (b"x", b"{}", b"\xff"):
-        with pytest.raises(UserError, match="did not arrive complete"):
-            Counter(Store({"cos598d_audit/book/1": value}), 0).receive(1)
-
-
 def test_every_consequence_and_planted_fault_has_words():
-    assert len(FAULTS) >= 69
-    assert {name for _, _, name, _ in FAULTS.values()} <= WORDS.keys()
+    assert len(FAULTS) >= 60
+    assert {name for _, _, name, _ in FAULTS.values()} - {DOUBTFUL} <= WORDS.keys()
     assert {*CONSEQUENCES, *(effect for effects in CONSEQUENCES.values() for effect in effects)} <= WORDS.keys()
 
 
@@ -214,6 +169,7 @@ def test_every_consequence_and_planted_fault_has_words():
         (["--steps", "0", "right.py"], "--steps 0"),
         (["--output_dir", "right.py", "right.py"], "is a file"),
         (["--master_port", "99", "right.py"], "Add --world_size"),
+        (["--timeout", "9", "right.py"], "Add --world_size or --launch"),
         (["empty"], "no results of an audit"),
         (["--ignore", "never_averged", "right.py"], "Did you mean 'never_averaged'"),
         (["--strict_on", "all", "right.py"], "unknown --strict_on all. Choose one of fault, waste, note"),
@@ -249,22 +205,12 @@ def test_findings_are_ignored_counted_and_written_as_json(finished, tmp_path, ca
     (tmp_path / "books").mkdir()
     for rank, book in enumerate(edited(finished, applied=summed)):
         (tmp_path / "books" / f"rank{rank}.json").write_text(json.dumps(book))
-
-    def said(*flags):
-        code = main(["audit", "--strict", *flags, str(tmp_path)])
-        return code, capsys.readouterr()
-
-    code, printed = said("--json", "-")
-    verdict = json.loads(printed.out)
-    assert (code, [each["name"] for each in verdict["faults"]], verdict["notes"]) == (3, ["summed"], [])
-    assert "not averaged" in printed.err
-    code, printed = said("--ignore", "summed")
-    assert code == 0
-    assert "Ignored as asked: summed." in printed.out
-    assert said("--json", str(tmp_path / "verdict.json"))[0] == 3
-    assert json.loads((tmp_path / "verdict.json").read_text())["faults"] == verdict["faults"]
-    code, printed = said("--json", str(tmp_path / "verdict.json" / "none"), "--ignore", "summed")
-    assert (code, "cannot be written" in printed.err) == (2, True)
+    assert main(["audit", "--strict", str(tmp_path)]) == 3
+    assert "not averaged" in capsys.readouterr().out
+    verdict = json.loads((tmp_path / "audit.json").read_text())
+    assert ([each["name"] for each in verdict["faults"]], verdict["notes"]) == (["summed"], [])
+    assert main(["audit", "--strict", "--ignore", "summed", str(tmp_path)]) == 0
+    assert "Ignored as asked: summed." in capsys.readouterr().out
 
 
 def edited(books, applied=None, micro=None, steps=(1, 2, 3), **of_micro):
@@ -301,7 +247,13 @@ summed = divided(1)
 HALF = {"weight": 0.5, "divided": [2.0]}
 SCALED = HALF | {"weight": 2**15, "scaler": 2.0**16}  # by a gradient scaler, 2**16
 # A sum over the examples of both ranks.
-OF_ALL = {"weight": 1 / 16, "counts": [8, 8], "divided": [16.0]}
+OF_ALL = {"weight": 1 / 16, "is_sum": True, "divided": [16.0]}
+
+
+def own_sum(rank, row):
+    row.update(weight=1 / (6 + rank), is_sum=True, examples=6 + rank)
+
+
 JUDGED = {  # changes of a right script's books -> the fault; "" for none, None if the audit cannot decide
     "right": ({}, ""),
     "sum": ({"applied": summed}, "summed"),
@@ -323,9 +275,9 @@ JUDGED = {  # changes of a right script's books -> the fault; "" for none, None 
     "a_divided_loss_summed": (HALF | {"applied": summed}, ""),
     "a_sum_over_all": (OF_ALL | {"applied": summed}, ""),
     "a_sum_over_all_averaged": (OF_ALL, "averaged_twice"),
-    "a_sum_over_its_own": ({"micro": lambda rank, row: row.update(weight=1 / (6 + rank), counts=[6 + rank, 8])}, None),
-    "a_mean_over_its_own": ({"micro": lambda rank, row: row.update(kept=6 + rank)}, None),
-    "a_mean_over_as_many": ({"micro": lambda rank, row: row.update(kept=6)}, ""),
+    "a_sum_over_its_own": ({"micro": own_sum}, None),
+    "a_mean_over_its_own": ({"micro": lambda rank, row: row.update(examples=6 + rank)}, None),
+    "a_mean_over_as_many": ({"micro": lambda rank, row: row.update(examples=6)}, ""),
     "an_unknown_sum_over_its_own": ({"weight": None, "micro": lambda rank, row: row.update(divided=[6 + rank])}, None),
     "an_unknown_mean_by_share": (
         {"weight": None, "micro": lambda rank, row: row.update(size=6 + rank, multiplied=[6 + rank])},
@@ -349,24 +301,6 @@ def test_judge_names_the_fault_from_applied_gradients_and_loss_scales(name, fini
     assert not (expected is None and verdict.is_sure)
     head = card(verdict, []).split("gradients judged in")[0]
     assert ("No fault found" in head, "Cannot tell" in head) == (expected == "", expected is None)
-
-
-@pytest.mark.parametrize(
-    ("ranks", "evaluated", "found"),
-    [
-        (2, range(100, 120), ["evaluation_leak"]),
-        (8, range(100, 120), ["evaluation_leak"]),
-        (8, range(800), []),  # all that is trained on
-        (8, range(900, 1000), []),
-        (8, [*range(900, 1000), 100, 200], []),  # samples that are there twice
-    ],
-)
-def test_a_leak_has_only_samples_that_other_ranks_train_on(ranks, evaluated, found, finished):
-    books = [json.loads(json.dumps(finished[0] | {"rank": rank})) for rank in range(ranks)]
-    for rank, book in enumerate(books):
-        book["training_samples"] = [str(sample) for sample in range(100 * rank, 100 * rank + 100)]
-    books[0] |= {"evaluation_samples": [str(sample) for sample in evaluated], "evaluation_batches": 3}
-    assert [each.name for each in judge_samples(books)[0] if each.name == "evaluation_leak"] == found
 
 
 def test_fewer_than_half_of_the_steps_give_no_verdict(finished):

@@ -38,7 +38,7 @@ ENDS = {
     "crash": (
         with_end(BACKWARD, ON_ONE + "        raise ValueError('planted')\n"),
         [1, 1],
-        "Rank 1 ended first, and the others for that, with exit code 1 (ValueError: planted)",
+        "Rank 1 ended first, and the others for that, with exit code 1 (ValueError: planted, raised at train.py",
     ),
     "os_exit": (with_end(END, "import os\nos._exit(7)"), [7, 7], "exit code 7"),
     "killed": (
@@ -78,25 +78,11 @@ ON_GROUPS = [
     (CLIP, ""),
 ]
 ONE_BROADCAST = "if rank == 0:\n    dist.broadcast(loss.detach(), 0)  # here\n"
-HYBRID = 'mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicas", "parts"))'
-
-
-def hybrid(mesh):
-    whole = 'mesh = init_device_mesh("cpu", (ranks,))\n'
-    return with_changes("fsdp2", [(whole, mesh + "\n"), (CLIP, ""), (BACKWARD, "    loss.backward()  # here\n")])
-
-
 # A source, its ranks, the fault, and the evidence. Rank 0 fails where it makes more calls than the other.
 UNEVEN = {
     "groups of ranks": (with_changes("by_hand", ON_GROUPS), 3, "partial_average", "Of ranks 2 nothing is in it"),
     "more batches": (with_end("range(5)", "range(5 + (rank == 0))"), 2, "uneven_steps", "passes by rank: 6, 5."),
     "one call more": (with_end(END, ONE_BROADCAST + END), 2, "uneven_calls", "Calls of broadcast by rank: 5, 4."),
-    "half of a shard's ranks": (
-        hybrid(HYBRID + '["parts"]'),
-        4,
-        "partial_average",
-        "Of ranks 2, 3 nothing is in it, only of 0, 1.",
-    ),
 }
 
 
@@ -110,14 +96,6 @@ def test_the_audit_names_what_only_some_ranks_do(name, tmp_path):
     assert found["name"] == fault, text
     assert marked_line(source) in (None, found["line"]), text
     assert evidence in text
-
-
-def test_shards_that_several_ranks_hold_are_averaged_over_all_of_them(tmp_path):
-    codes, text, verdict = audit(tmp_path, hybrid(HYBRID), ranks=4)
-    assert codes == [0] * 4, text
-    assert verdict["faults"] + verdict["wastes"] == [], text
-    assert verdict["seen"]["judged"] == 3, text
-    assert not [each for each in verdict["not_judged"] if each.startswith("gradients")], text
 
 
 AFTER = "print('here', flush=True)\n"
@@ -156,25 +134,26 @@ def test_a_hang_names_the_ranks_and_their_calls(name, tmp_path):
     def stop(programs):
         for program in programs:
             program.wait_for("here")
-        time.sleep(1.5)  # what has begun just now may be on its way
+        time.sleep(3.5)  # what has begun just now may be on its way
         for program in programs:
             program.process.terminate()
 
     codes, text, verdict = audit(tmp_path, source, during=stop)
-    assert all(code in (-signal.SIGTERM, 1) for code in codes), text  # 1: the other's end has failed its call
+    assert all(code in (128 + signal.SIGTERM, 1) for code in codes), text  # 1: the other's end has failed its call
     assert [each["name"] for each in verdict["faults"]] == (["hang"] if is_hang else []), text
-    assert "was stopped (SIGTERM) at" in text
+    assert "was ended from outside, or still runs, at train.py line" in " ".join(text.split())
     assert told in " ".join(text.split()), text
-    assert (name == "one_goes_on") == ("No fault found" in text), text
+    assert is_hang or "Cannot tell" in text, text
 
 
 @pytest.mark.long
-def test_a_script_that_takes_too_long_is_stopped_and_judged(tmp_path):
-    source = with_end(END, "import time\ntime.sleep(600)\n")
-    codes, text, verdict = audit(tmp_path, source, flags=["--timeout", "10"])
-    assert all(code in (-signal.SIGTERM, 1) for code in codes), text
-    assert "was stopped (--timeout) at" in text
-    assert verdict["faults"] == [], text
+def test_a_script_that_takes_too_long_is_stopped_and_judged(start, tmp_path):
+    (tmp_path / "train.py").write_text(with_end(END, "import time\ntime.sleep(600)\n"))
+    words = ["-m", "cos598d", "audit", "--world_size", 2, "--timeout", 20, "--output_dir", "audit", "train.py"]
+    program = start("audit", words, {"PYTHONPATH": str(ROOT)})
+    assert program.wait() == 124, program.text
+    assert "was ended from outside, or still runs, at train.py line" in " ".join(program.text.split())
+    assert "Cannot tell" in program.text
 
 
 @pytest.mark.skipif(not shutil.which("setpriv"), reason="nothing asks the kernel to end a killed program's children")

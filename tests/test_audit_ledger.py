@@ -8,7 +8,7 @@ import sys
 import pytest
 from programs import ROOT
 
-FIRST, LAST = 5, 12  # steps between which the kernel's bytes are counted
+STEPS = 12
 SCRIPT = """
 import json
 
@@ -22,9 +22,6 @@ from torch.nn.parallel import DistributedDataParallel
 dist.init_process_group("gloo")
 rank, ranks = dist.get_rank(), dist.get_world_size()
 torch.manual_seed(1)
-model = nn.Sequential(nn.Linear(301, 512), nn.ReLU(), nn.Linear(512, 513), nn.ReLU(), nn.Linear(513, 7))
-{wrap}
-optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
 
 
 def counted():
@@ -32,9 +29,11 @@ def counted():
     return sum(int(line.split()[9]) for line in open("/proc/net/dev") if line.split()[0] == "lo:")
 
 
-for step in range(1, {last} + 1):
-    if step == {first}:
-        begun = counted()
+begun = counted()
+model = nn.Sequential(nn.Linear(301, 512), nn.ReLU(), nn.Linear(512, 513), nn.ReLU(), nn.Linear(513, 7))
+{wrap}
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+for step in range({steps}):
     optimizer.zero_grad()
     model(torch.randn(4, 301)).square().mean().backward()
     optimizer.step()
@@ -59,7 +58,7 @@ pytestmark = pytest.mark.skipif(
 
 def audited(folder, wrap, ranks):
     """What the script printed, and the books, from a network namespace in which nothing else is sent."""
-    (folder / "train.py").write_text(SCRIPT.format(wrap=wrap, first=FIRST, last=LAST))
+    (folder / "train.py").write_text(SCRIPT.format(wrap=wrap, steps=STEPS))
     audit = [sys.executable, "-m", "cos598d", "audit", "--world_size", ranks, "--output_dir", folder / "audit"]
     command = [
         "unshare",
@@ -80,28 +79,31 @@ def audited(folder, wrap, ranks):
     return json.loads(line.removeprefix("FOUND")), books
 
 
-def calls(book, iteration, op, kind):
-    return [row for row in book["calls"] if (row["iteration"], row["op"], row["kind"]) == (iteration, op, kind)]
+def payloads(book, op, kind):
+    """The bytes of each call of that kind, the first ones first."""
+    rows = [row for row in book["ledger"] if (row["op"], row["kind"]) == (op, kind)]
+    return [(row["first_iteration"], row["payload_bytes"] // row["calls"], row["calls"]) for row in rows]
 
 
 def check_bytes(moved, books):
     """The kernel counts the bytes of the ledger's formulas, and the headers of packets."""
-    rows = [row for book in books for row in book["calls"] if FIRST <= row["iteration"] <= LAST]
-    formula = sum(row["bytes_sent"] for row in rows)
+    formula = sum(row["bytes_sent"] for book in books for row in book["ledger"])
     assert formula <= moved <= 1.05 * formula, f"{moved} bytes on the wire, {formula} by the ledger"
 
 
 @pytest.mark.long
 def test_the_ledger_of_ddp_matches_torchs_buckets_and_the_kernels_bytes(tmp_path):
     found, books = audited(tmp_path, DDP, 2)
-    rows = {step: [row["payload_bytes"] for row in calls(books[0], step, "all_reduce", "gradient")] for step in (1, 3)}
-    assert rows[1] == [int(size) for size in found["bucket_sizes"].split(",")]
-    assert rows[3] == [int(size) for size in found["rebuilt_bucket_sizes"].split(",")]
-    assert len(rows[3]) > 1
-    assert sum(rows[3]) == 4 * sum(rows * columns for rows, columns in ((302, 512), (513, 513), (514, 7)))
-    assert {name for row in calls(books[0], 3, "all_reduce", "gradient") for name in row["names"]} == {
-        f"{layer}.{part}" for layer in (0, 2, 4) for part in ("weight", "bias")
-    }
+    rows = payloads(books[0], "all_reduce", "gradient")
+    first, rebuilt = (
+        [int(size) for size in found[name].split(",")] for name in ("bucket_sizes", "rebuilt_bucket_sizes")
+    )
+    assert [size for step, size, _ in rows if step == 1] == first
+    assert [size for step, size, _ in rows if step > 1] == [size for size in rebuilt if size not in first]
+    assert len(rebuilt) > 1
+    each_step = 4 * sum(rows * columns for rows, columns in ((302, 512), (513, 513), (514, 7)))
+    assert sum(rebuilt) == each_step
+    assert sum(size * calls for _, size, calls in rows) == STEPS * each_step
     check_bytes(found["moved"], books)
 
 
@@ -116,9 +118,9 @@ def test_the_ledger_of_fsdp2_matches_the_formulas_and_the_kernels_bytes(tmp_path
     found, books = audited(tmp_path, FSDP2, ranks)
     unit, root = (4 * cut(shapes, ranks) for shapes in (UNIT, ROOT_UNIT))
     for book in books:
-        gathers = [row["payload_bytes"] for row in calls(book, 3, "all_gather", "weight")]
-        sums = [row["payload_bytes"] for row in calls(book, 3, "reduce_scatter", "gradient")]
+        gathers = {size: calls for _, size, calls in payloads(book, "all_gather", "weight")}
+        sums = {size: calls for _, size, calls in payloads(book, "reduce_scatter", "gradient")}
         # The root's weights stay from forward to backward, the unit's are gathered again.
-        assert sorted(gathers) == sorted([root, unit, unit])
-        assert sorted(sums) == sorted([ranks * root, ranks * unit])
+        assert gathers == {root: STEPS, unit: 2 * STEPS}
+        assert sums == {ranks * root: STEPS, ranks * unit: STEPS}
     check_bytes(found["moved"], books)

@@ -117,17 +117,3 @@ def test_a_project_audits_its_step_in_its_own_tests(tmp_path):
     code, text = run(words, tmp_path, PYTEST_DISABLE_PLUGIN_AUTOLOAD="1")  # where we are installed it is known, too
     assert (code, "3 passed" in text, "FAILED test_step.py::test_planted" in text) == (1, True, True), text
     assert "the gradients are summed, not averaged" in text
-
-
-def test_an_installed_package_is_a_library(tmp_path, monkeypatch):
-    from cos598d.tools.audit.watch.places import _known, is_library
-
-    record = tmp_path / "tools-1.0.dist-info" / "RECORD"
-    record.parent.mkdir()
-    record.write_text("tools/__init__.py,,\ntools-1.0.dist-info/RECORD,,\n")
-    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
-    monkeypatch.setattr("cos598d.tools.audit.watch.places._known", dict(_known))
-    assert is_library(str(tmp_path / "tools" / "__init__.py"))
-    assert is_library("/elsewhere/site-packages/tqdm/std.py")
-    assert is_library(pytest.__file__)
-    assert not is_library(str(tmp_path / "train.py"))

@@ -45,39 +45,39 @@ def run(options: argparse.Namespace) -> int:
     words = after(options.words, "--")
     if not words:
         raise UsageError("audit needs a script. Give it and its arguments, or the folder of an audit.")
-    is_again = Path(words[0]).is_dir()
-    if is_again:
+    if Path(words[0]).is_dir():
         return _again(Path(words[0]), words[1:], flags)
+    _check_ways(flags)
     run_name = run_of_starter()
     if words[0] == "-m" and not flags.launch:
         words = [module_of(words[1:]), *words[2:]]
     name = words[0].removeprefix(MODULE)
     folder = Path(flags.output_dir or f"runs/audit-{Path(name).stem if name == words[0] else name}").absolute()
-    told = Told(str(folder), words[0], flags.steps, run_name, flags.timeout)
     if not run_name:
         _check_folder(folder)
-    if flags.launch:
-        return _launched(folder, words, flags)
-    if flags.world_size is None:
-        if flags.master_port is not None:
-            raise UsageError("--master_port is for ranks that are started here. Add --world_size, or leave it out.")
+    if flags.world_size is None and not flags.launch:
         from cos598d.tools.audit.rank import audit_script  # it loads torch
 
+        told = Told(str(folder), words[0], flags.steps, run_name)
         return audit_script(told, words[1:], functools.partial(conclude_on_rank, flags=flags))
-    script.load(told.script)
-    remove_books(folder)
-    told = Told(told.folder, told.script, told.steps, secrets.token_hex(8))
-    start = functools.partial(start_ranks, told, words[1:], flags.world_size, flags.master_port)
-    return _judged(folder, flags, _started(told, start, flags))
-
-
-def _launched(folder: Path, words: Sequence[str], flags: AuditFlags) -> int:
-    """Run a command that starts the ranks by itself."""
-    if flags.world_size is not None or flags.master_port is not None:
-        raise UsageError("--launch starts a command, which starts the ranks. Leave --world_size and --master_port out.")
-    remove_books(folder)
     told = Told(str(folder), words[0], flags.steps, secrets.token_hex(8))
-    return _judged(folder, flags, _started(told, functools.partial(start_launcher, told, words), flags))
+    if flags.launch:
+        start = functools.partial(start_launcher, told, words)
+    else:
+        script.load(told.script)
+        start = functools.partial(start_ranks, told, words[1:], flags.world_size, flags.master_port)
+    remove_books(folder)
+    return conclude(folder, flags, _started(told, start, flags))
+
+
+def _check_ways(flags: AuditFlags) -> None:
+    """Raise UsageError for flags of ranks that are started here, if they are started in another way."""
+    if flags.launch and (flags.world_size is not None or flags.master_port is not None):
+        raise UsageError("--launch starts a command, which starts the ranks. Leave --world_size and --master_port out.")
+    if flags.master_port is not None and flags.world_size is None:
+        raise UsageError("--master_port is for ranks that are started here. Add --world_size, or leave it out.")
+    if flags.timeout is not None and flags.world_size is None and not flags.launch:
+        raise UsageError("--timeout stops what is started here. Add --world_size or --launch, or leave it out.")
 
 
 def _started(told: Told, start: Callable[[float], int], flags: AuditFlags) -> int:
@@ -99,12 +99,7 @@ def _again(folder: Path, words: Sequence[str], flags: AuditFlags) -> int:
         raise UsageError(f"{folder} is the folder of an audit, which takes no further arguments. Leave {words[0]} out.")
     if not (folder / BOOKS).is_dir():
         raise UsageError(f"{folder} has no results of an audit. Give the folder of an audit, or a script.")
-    return conclude(folder, flags, 0, is_new=False)[1]
-
-
-def _judged(folder: Path, flags: AuditFlags, code: int) -> int:
-    """Judge the traces of ranks that were started here, and return the exit code."""
-    return conclude(folder, flags, code)[1]
+    return conclude(folder, flags, 0, is_new=False)
 
 
 def _check_folder(folder: Path) -> None:

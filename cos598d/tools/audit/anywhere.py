@@ -74,12 +74,13 @@ def _begin() -> None:
     from cos598d.tools.audit.end import conclude_on_rank
     from cos598d.tools.audit.options import Told
 
-    if ranks.is_under_audit():
-        return
     asked, script = os.environ[FOLDER], sys.argv[0] or "script"
     folder = Path(f"runs/audit-{Path(script).stem}" if asked == "1" else asked).absolute()
     steps = os.environ.get(STEPS, "")
     told = Told(str(folder), script, int(steps) if steps.isdigit() and int(steps) else 3, os.environ.get(RUN, ""))
+    rank = ranks.begin(told, None if told.run else conclude_on_rank)
+    if rank is None:
+        return
     failed: list[str] = []
     excepthook = sys.excepthook
 
@@ -88,8 +89,7 @@ def _begin() -> None:
         excepthook(kind, error, trace)
 
     sys.excepthook = note
-    end = ranks.begin(told, None if told.run else conclude_on_rank)
-    atexit.register(lambda: end(int(bool(failed)), failed[0] if failed else ""))
+    atexit.register(lambda: rank.end(int(bool(failed)), failed[0] if failed else ""))
 
 
 install()

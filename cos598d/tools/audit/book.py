@@ -10,7 +10,7 @@ from typing_extensions import NotRequired, TypedDict  # which torch needs, too
 from cos598d.errors import UserError, one_line
 
 GRADIENT, WEIGHT, BUFFER, SCALAR, OTHER, NOTHING = "gradient", "weight", "buffer", "scalar", "other", "nothing"
-MOST_ROWS, MOST_ENTRIES, MOST_ITERATIONS = 2000, 4000, 20_000
+MOST_ENTRIES, MOST_ITERATIONS = 4000, 20_000
 ALL_REDUCE, BROADCAST, REDUCE, ALL_GATHER, REDUCE_SCATTER = (
     "all_reduce",
     "broadcast",
@@ -19,7 +19,7 @@ ALL_REDUCE, BROADCAST, REDUCE, ALL_GATHER, REDUCE_SCATTER = (
     "reduce_scatter",
 )
 GATHER, SCATTER, ALL_TO_ALL, BARRIER, SEND, RECEIVE = "gather", "scatter", "all_to_all", "barrier", "send", "recv"
-FORMAT = "cos598d audit 4"
+FORMAT = "cos598d audit 5"
 BOOKS, BOOK, VERDICT = "books", "rank{rank}.json", "audit.json"
 RUNNING, ENDED = "running", "ended"
 MOST_BYTES = 256 << 20
@@ -38,15 +38,12 @@ class Micro(TypedDict):
 
     size: Count
     samples: list[str]
-    loss: float | None
     weight: float | None
-    counts: list[float]
-    kept: Seconds  # examples that a loss's mean does not ignore; 0 if that is not known
+    examples: Seconds
+    is_sum: bool
     multiplied: list[float]
     divided: list[float]
     scaler: float  # a gradient scaler's factor in the loss; 1 without one
-    weights: str  # a fingerprint of the model's, when the pass begins
-    adds: bool  # to gradients that an earlier pass of this step has left
     is_training: bool  # whether the model's module was in training mode
     rng: str
     where: Where
@@ -65,10 +62,8 @@ class Event(TypedDict):
     where: Where
     how: NotRequired[str]
     op: NotRequired[str]
-    dtype: NotRequired[str]
     limit: NotRequired[float]
     norm: NotRequired[float | None]
-    factor: NotRequired[float | None]
     names: NotRequired[list[str]]
     elements: NotRequired[Count]
     root: NotRequired[Count]
@@ -83,27 +78,21 @@ class Step(TypedDict):
     iteration: Size
     micro: list[Micro]
     local: dict[str, list[Sketch | None]]
-    local_parts: dict[str, list[list[Sketch] | None]]  # of what is cut over the ranks
-    places: dict[str, tuple[Count, Count]]  # of what is applied among the parts, and their number
     before: dict[str, Sketch]
     applied: dict[str, Sketch]
     elements: dict[str, Count]  # of what is applied
     events: list[Event]
-    optimizers: list[Optimizer]
     has_closure: bool
     is_skipped: bool
     in_shards: bool  # whether the gradients that the optimizer steps by are only readable in parts
-    seconds_after_gradients: Seconds
 
 
 class Call(TypedDict):
-    """A call of an iteration, or the sums of all calls of one kind and line."""
+    """The sums of all calls of one kind and line."""
 
     op: str
     kind: str
     dtype: str
-    names: list[str]
-    tensors: Count
     elements: Count
     ranks: Count
     calls: Count
@@ -113,25 +102,20 @@ class Call(TypedDict):
     where: Where
     in_backward: bool
     seconds: Seconds
-    iteration: NotRequired[Count]
-    first_iteration: NotRequired[Count]
+    first_iteration: Count
 
 
 class Iteration(TypedDict):
     """What one optimizer step took."""
 
     losses: list[float]
-    size: Count
+    rates: list[float]  # the learning rates of its steps
     passes: Count  # backward passes
     begins_epoch: bool  # of the data, after the first backward pass
-    seconds: Annotated[float, Meta(gt=0)]
-    phases: dict[str, Seconds]
-    totals: dict[str, tuple[Count, Count, Count, Count, Seconds]]
-    rates: list[float]  # the learning rates of its steps
 
 
 class Recent(TypedDict):
-    """One of the last calls of a rank that was stopped."""
+    """One of the last calls of a rank that has not ended."""
 
     op: str
     ranks: list[Count]
@@ -148,7 +132,7 @@ class Made(TypedDict):
     calls: Count
 
 
-State = dict[Literal["weights", "parts", "buffers"], dict[str, Sketch]]
+State = dict[Literal["weights", "buffers"], dict[str, Sketch]]
 
 
 class Unwaited(TypedDict):
@@ -183,7 +167,6 @@ class Sampler(TypedDict):
 
     dataset_length: Count
     whole_length: Count
-    total_length: Count
     share: Count
     shuffles: bool
     subset: str
@@ -205,22 +188,19 @@ class Sum(TypedDict):
 
 
 class _Book(TypedDict):
-    format: Literal["cos598d audit 4"]
+    format: Literal["cos598d audit 5"]
     run: str
     host: str
     script: str
     error: str
     failed: str
-    stopped: str
-    backend: str
-    torch: str
     rank: Count
     world_size: Size
     earlier: Count  # worlds that the same command had opened before
     pid: Count
     state: Literal["running", "ended"]
     exit_code: Annotated[int, Meta(ge=-255, le=255)] | None
-    at: Where  # where the script was when it was asked to stop
+    at: Where  # where the script was, if it had not ended
     is_in_torch: bool  # then, in a call that may wait
     recent: list[Recent]  # calls, then
     made: list[Made]
@@ -228,28 +208,26 @@ class _Book(TypedDict):
     seconds: Seconds
     own_seconds: Seconds
     own_after: Seconds
+    seconds_after: Seconds  # the examined steps
     iterations_seen: Count
-    model: dict[str, str | int | float | list[str]]
+    model: dict[str, str | int | float]
     start: State
     end: State
     steps: list[Step]
-    calls: list[Call]
     ledger: list[Call]
     unwaited: list[Unwaited]  # calls that carried gradients
     groups: list[list[Count]]
     iterations: list[Iteration]
     training_samples: list[str]
     evaluation_samples: list[str]
-    evaluated: Count
     evaluation_batches: Count
     sums: list[Sum]
     loaders: list[Loader]
     samplers: list[Sampler]
-    counts: dict[str, Count]
+    backwards: Count
+    batches: Count
     saved: list[Saved]
     settings: list[Optimizer]  # at the last step
-    seed: int
-    threads: Size
 
 
 _DECODER = msgspec.json.Decoder(_Book)

@@ -1,6 +1,5 @@
 """The end of an audit: judge its traces, print and write the verdict, and choose the exit code."""
 
-import json
 import linecache
 import os
 import sys
@@ -13,8 +12,7 @@ from cos598d.terminal.files import write_json
 from cos598d.terminal.printable import printable
 from cos598d.terminal.tables import as_text, filled
 from cos598d.terminal.words import did_you_mean, number_of
-from cos598d.tools.audit import script
-from cos598d.tools.audit.book import GRADIENT, VERDICT, Book
+from cos598d.tools.audit.book import BOOKS, VERDICT, Book
 from cos598d.tools.audit.exchange import read_books
 from cos598d.tools.audit.judge import judge
 from cos598d.tools.audit.judge.verdict import FAULT, NOTE, WASTE, AuditFinding, AuditVerdict
@@ -50,7 +48,7 @@ def card(verdict: AuditVerdict, books: Sequence[Book]) -> str:
     if not seen.judged and not verdict.of(FAULT):
         lines.append(filled(f"To do: {_TO_DO}", "  "))
     if table := ledger(books):
-        lines += ["", table, *exposed(books)]
+        lines += ["", table]
     return "\n".join(lines)
 
 
@@ -107,26 +105,6 @@ def ledger(books: Sequence[Book]) -> str:
     return f"Calls of rank {rank}; sent and received by gloo's formulas:\n{as_text(rows, numbers=True)}"
 
 
-def exposed(books: Sequence[Book]) -> list[str]:
-    """How long the lowest rank only waited for gradients in the examined steps after the first, in a line: their calls
-    after backward, and the time in backward after its last gradient."""
-    book = books[0]
-    waited, whole = 0.0, 0.0
-    for step in book["steps"][1:]:
-        iteration = step["iteration"]
-        if iteration <= len(book["iterations"]):
-            rows = [row for row in book["calls"] if row["iteration"] == iteration and row["kind"] == GRADIENT]
-            waited += sum(row["seconds"] for row in rows if not row["in_backward"])
-            waited += step["seconds_after_gradients"] if any(row["in_backward"] for row in rows) else 0.0
-            whole += book["iterations"][iteration - 1]["seconds"]
-    if not whole or not waited:
-        return []
-    last = book["steps"][-1]["iteration"]
-    steps, those = ("Step 2", "it") if last == 2 else (f"Steps 2 to {last}", "them")
-    doing = f"rank {book['rank']} computed nothing, and only waited for gradients."
-    return [f"{steps} took {whole:.3g} s. For {waited:.3g} s of {those} {doing}"]
-
-
 def check_ignored(flags: AuditFlags) -> None:
     """Raise UsageError for a name in --ignore that no finding has."""
     for name in _ignored(flags):
@@ -140,42 +118,24 @@ def _ignored(flags: AuditFlags) -> list[str]:
     return flags.ignore.split(",") if flags.ignore else []
 
 
-def conclude(folder: Path, flags: AuditFlags, code: int, is_new: bool = True) -> tuple[AuditVerdict | None, int]:
-    """Judge the books in the folder, print what comes out, and write it where the audit `is_new`.
-
-    Returns the verdict, None without any, and the exit code: `code`, which is the script's, but for --strict.
-    """
+def conclude(folder: Path, flags: AuditFlags, code: int, is_new: bool = True) -> int:
+    """Judge the books in the folder, print and write what comes out, and return the exit code: `code`, which is the
+    script's, but for --strict. Raises UserError where an audit that is not new cannot be judged."""
     try:
         books, remarks = read_books(folder)
         verdict = judge(books, remarks).without(_ignored(flags))
-        if is_new:
-            write_json(folder / VERDICT, verdict.to_json())
+        write_json(folder / VERDICT, verdict.to_json())
     except UserError as error:
         if not is_new:
             raise
         print(f"{ERROR}nothing could be judged: {printable(error)}", file=sys.stderr)
-        return None, code
+        return code
     except OSError as error:
-        print(
-            f"{ERROR}{folder / VERDICT} cannot be written ({error.strerror}). Give another --output_dir.",
-            file=sys.stderr,
-        )
-        return None, code
-    text = card(verdict, books)
-    if is_new:
-        text += f"\noutput: {folder}"
-    print(text, file=sys.stderr if flags.json == "-" else sys.stdout, flush=True)
-    if flags.json == "-":
-        print(json.dumps(verdict.to_json(), allow_nan=False), flush=True)
-    elif flags.json:
-        try:
-            write_json(Path(flags.json), verdict.to_json())
-        except OSError as error:
-            print(
-                f"{ERROR}--json {flags.json} cannot be written ({error.strerror}). Give another path.", file=sys.stderr
-            )
-            return verdict, code or 2
-    return verdict, _strict(verdict, flags) if flags.strict and not code else code
+        fix = "Give another --output_dir."
+        print(f"{ERROR}{folder / VERDICT} cannot be written ({error.strerror}). {fix}", file=sys.stderr)
+        return code
+    print(f"{card(verdict, books)}\noutput: {folder}", flush=True)
+    return _strict(verdict, flags) if flags.strict and not code else code
 
 
 def _strict(verdict: AuditVerdict, flags: AuditFlags) -> int:
@@ -198,11 +158,11 @@ def conclude_on_rank(rank: "Rank", code: int, flags: AuditFlags | None = None) -
         if rank.number != 0:
             return code
         rank.collect()
-    elif not script.started():
+    elif not any((Path(rank.told.folder) / BOOKS).glob("rank*.json")):
         before = f"it ended with exit code {code} before it opened a process group"
         why = "it opened no process group" if code == 0 else before
         fix = "Let it open one on each rank" if code == 0 else "Fix the error above"
         fix = fix if "WORLD_SIZE" in os.environ else "Start it with --world_size N, or under torchrun"
         print(f"{ERROR}{rank.told.script} was not audited, because {why}. {fix}.", file=sys.stderr)
         return code
-    return conclude(Path(rank.told.folder), flags or AuditFlags(), code)[1]
+    return conclude(Path(rank.told.folder), flags or AuditFlags(), code)

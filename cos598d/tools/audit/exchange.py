@@ -101,9 +101,9 @@ def _is_there(folder: Path, rank: int, own: Book, counter: Counter | None) -> bo
         with contextlib.suppress(UserError, OSError):
             book = read_book(path, rank)
             if book["run"] == own["run"]:
-                is_complete = book["state"] == ENDED or bool(book["stopped"])
-                return is_complete or (book["host"] == own["host"] and not _runs(book["pid"]))
-    if counter is not None and not own["stopped"]:
+                is_dead = book["host"] == own["host"] and not _runs(book["pid"])
+                return book["state"] == ENDED or is_dead
+    if counter is not None:
         with contextlib.suppress(UserError):
             data = counter.receive(rank)
             if data is not None:

@@ -1,25 +1,28 @@
 """A plug-in of pytest: `audited(fn, world_size=2)` holds a project's own training step to the audit."""
 
-import contextlib
-import os
-import pickle
+import inspect
 import secrets
 from collections.abc import Callable, Iterable
-from multiprocessing.context import SpawnProcess
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from cos598d.terminal.children import end_all, wait_together
-
 if TYPE_CHECKING:
     from cos598d.tools.audit.judge.verdict import AuditVerdict
-    from cos598d.tools.audit.options import Told
 
 Audited = Callable[..., "AuditVerdict"]
-_FAILED_SECONDS = 10.0  # that the other ranks have when one has failed
-_STOP_SECONDS = 5.0  # that a rank has to end when it is asked to
+_SCRIPT = """import sys
+
+import torch.distributed as dist
+
+sys.path[:0] = {path}
+from {module} import {name}
+
+dist.init_process_group("gloo")
+{name}()
+dist.destroy_process_group()
+"""
 
 
 @pytest.fixture
@@ -45,71 +48,31 @@ def audited(tmp_path: Path) -> Audited:
         from cos598d.tools.audit.judge import judge
         from cos598d.tools.audit.judge.verdict import FAULT
         from cos598d.tools.audit.options import Told
+        from cos598d.tools.audit.starter import start_ranks
 
         __tracebackhide__ = True
         folder = tmp_path / f"audit-{secrets.token_hex(4)}"
-        told = Told(str(folder), getattr(fn, "__name__", "fn"), steps, secrets.token_hex(8))
         (folder / "books").mkdir(parents=True)
-        codes = _codes(told, fn, world_size, seconds)
+        told = Told(str(folder), str(_script_of(fn, folder)), steps, secrets.token_hex(8))
         try:
+            code = start_ranks(told, [], world_size, None, seconds)
             books, remarks = read_books(folder)
-        except UserError:
-            pytest.fail(
-                f"nothing could be judged: the ranks ended with exit codes {codes}, and made no call.", pytrace=False
-            )
+        except (UserError, TimeoutError) as error:
+            pytest.fail(f"nothing could be judged: {error}", pytrace=False)
         verdict = judge(books, remarks).without([*ignore])
-        if verdict.of(FAULT) or not verdict.is_sure or any(codes):
-            pytest.fail(f"exit codes {codes}\n{card(verdict, books)}", pytrace=False)
+        if verdict.of(FAULT) or not verdict.is_sure or code:
+            pytest.fail(f"exit code {code}\n{card(verdict, books)}", pytrace=False)
         return verdict
 
     return run
 
 
-class _RankProcess(SpawnProcess):
-    """A rank in a fresh interpreter, with the methods of a `Child`."""
-
-    pid: int
-
-    def poll(self) -> int | None:
-        return self.exitcode
-
-    def send_signal(self, number: int) -> None:
-        os.kill(self.pid, number)
-
-
-def _codes(told: "Told", fn: Callable[[], Any], world_size: int, seconds: float) -> list[int | None]:
-    """Start the ranks, wait for them, and return their exit codes; None of one that had to be stopped."""
-    from cos598d.tools.audit.rank import begin
-    from cos598d.tools.audit.script import Carried
-    from cos598d.tools.audit.starter import free_port
-
-    port = free_port()
-    ranks: list[_RankProcess] = []
-    try:
-        for rank in range(world_size):
-            process = _RankProcess(target=Carried(told, begin, _call), args=(fn, rank, world_size, port))
-            process.start()
-            ranks.append(process)
-        with contextlib.suppress(TimeoutError):
-            wait_together(ranks, lambda _: _FAILED_SECONDS, seconds)
-        return [process.poll() for process in ranks]
-    except (AttributeError, TypeError, pickle.PicklingError) as error:
-        pytest.fail(
-            f"{told.script} cannot be given to another process ({error}). Make it a function of a module.",
-            pytrace=False,
-        )
-    finally:
-        end_all(ranks, _STOP_SECONDS)
-
-
-def _call(fn: Callable[[], Any], rank: int, world_size: int, port: int) -> None:
-    import torch.distributed as dist
-
-    place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world_size, "MASTER_PORT": port}
-    os.environ.update({name: str(value) for name, value in place.items()}, MASTER_ADDR="127.0.0.1")
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
-    dist.init_process_group("gloo")
-    try:
-        fn()
-    finally:
-        dist.destroy_process_group()
+def _script_of(fn: Callable[[], Any], folder: Path) -> Path:
+    """A script that calls the function on a rank."""
+    module = inspect.getmodule(fn)
+    if module is None or getattr(module, getattr(fn, "__name__", ""), None) is not fn:
+        pytest.fail(f"{fn} cannot be given to another process. Make it a function of a module.", pytrace=False)
+    place = Path(inspect.getfile(fn)).parents[module.__name__.count(".")]
+    path = folder / "step.py"
+    path.write_text(_SCRIPT.format(path=[str(place)], module=module.__name__, name=fn.__name__), encoding="utf-8")
+    return path

@@ -22,13 +22,12 @@ class AuditFlags:
         "exit with 3 for a fault, 4 if the audit cannot tell, 5 if no gradient was judged, or the script's own code if "
         "it fails",
     )
-    ignore: str | None = flag(None, "findings to ignore, such as padded_duplicates,same_dropout", metavar="NAME,NAME")
+    ignore: str | None = flag(None, "findings to ignore, such as same_dropout,barrier_each_step", metavar="NAME,NAME")
     strict_on: str = flag("fault", "the mildest finding that --strict counts: {choices}", choices=LEVELS)
-    json: str | None = flag(
-        None, "also write the verdict as JSON; -: print it, and everything else to stderr", metavar="FILE"
-    )
     launch: bool = flag(False, "run a command that starts the ranks itself, such as mpirun -n 2 python train.py")
-    timeout: float | None = flag(None, "stop the script after X seconds, and judge the steps so far", above=0)
+    timeout: float | None = flag(
+        None, "with --world_size or --launch: stop the script after X seconds, and judge the steps so far", above=0
+    )
     world_size: int | None = flag(
         None,
         "start N ranks here; {rank}, {world_size}, {master_ip} and {master_port} in the script's arguments are "
@@ -50,4 +49,3 @@ class Told:
     script: str
     steps: int
     run: str = ""
-    seconds: float | None = None  # after which the rank stops by itself

@@ -1,37 +1,22 @@
-"""Somebody's script, run in this process as `python script.py` would run it; and the processes that it starts.
+"""Somebody's script, run in this process as `python script.py` would run it."""
 
-The script may start ranks by itself, with torch.multiprocessing.spawn or a process of its own. A process that
-multiprocessing starts calls its target through a `Carried`, which observes it as it would the script's own process.
-Workers of data loaders and of pools are left as they are.
-"""
-
-import functools
 import importlib.util
 import linecache
 import os
 import sys
 import traceback
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from importlib.abc import InspectLoader
 from importlib.machinery import ModuleSpec, SourceFileLoader
-from multiprocessing.process import BaseProcess
 from pathlib import Path
 from types import CodeType
-from typing import Any
 
 from cos598d.errors import UsageError
 from cos598d.terminal.printable import printable
-from cos598d.terminal.program import own_python_path
-from cos598d.tools.audit.options import Told
 
 _OURS = str(Path(__file__).resolve().parents[2]) + os.sep
 MODULE = "-m "  # begins a script that is a module
-_LEFT_ALONE = ("torch.utils.data", "multiprocessing", "concurrent", "torch._inductor")
-# Makes this process a rank, and returns the function to call at its end with the exit code and the error.
-Begin = Callable[[Told], Callable[[int, str], None]]
-_carries: tuple[Told, Begin] | None = None
-_count = 0
 
 
 def module_of(words: Sequence[str]) -> str:
@@ -100,27 +85,6 @@ def run(code: CodeType, path: str, words: Sequence[str]) -> tuple[int, str]:
     # The script gets plain streams, without the guards of the program's own.
     sys.stdout, sys.stderr = sys.__stdout__ or sys.stdout, sys.__stderr__ or sys.stderr
     try:
-        spare = os.dup(1)
-    except OSError:  # it was closed before
-        return _ended(code, main)
-    try:
-        return _ended(code, main)
-    finally:
-        _print_to(spare)
-
-
-def _print_to(spare: int) -> None:
-    """Print to this copy of the program's stdout if the script has closed or replaced its own; else close the copy."""
-    try:
-        sys.stdout.flush()
-        os.fstat(sys.stdout.fileno())
-        os.close(spare)
-    except (AttributeError, ValueError, OSError):
-        sys.stdout = os.fdopen(spare, "w", encoding="utf-8", errors="backslashreplace")
-
-
-def _ended(code: CodeType, main: types.ModuleType) -> tuple[int, str]:
-    try:
         exec(code, main.__dict__)
     except SystemExit as asked:
         return exit_code(asked.code), ""
@@ -153,56 +117,3 @@ def exit_code(code: object) -> int:
         return code & 0xFF
     print(code, file=sys.stderr)
     return 1
-
-
-class Carried:
-    """A process's target under observation."""
-
-    def __init__(self, told: Told, begin: Begin, target: Callable[..., Any]):
-        self._told, self._begin, self._target = told, begin, target
-
-    def __call__(self, *arguments: Any, **options: Any) -> Any:
-        end = self._begin(self._told)
-        code, error = 0, ""
-        try:
-            return self._target(*arguments, **options)
-        except SystemExit as asked:
-            code = asked.code if isinstance(asked.code, int) else int(asked.code is not None)
-            raise
-        except BaseException as raised:
-            code, error = 1, told(raised)
-            raise
-        finally:
-            end(code, error)
-
-
-def carry(told: Told, begin: Begin) -> None:
-    """Audit the processes that this one starts from here on; `begin` is a function of a module's."""
-    global _carries  # noqa: PLW0603 - multiprocessing is this process's, too
-    if _carries is None:
-        _install()
-    _carries = told, begin
-
-
-def started() -> int:
-    """How many processes were started under observation."""
-    return _count
-
-
-def _install() -> None:
-    original = BaseProcess.__init__
-
-    @functools.wraps(original)
-    def begin(process: Any, group: Any = None, target: Any = None, *arguments: Any, **options: Any) -> None:
-        global _count  # noqa: PLW0603
-        module = getattr(target, "__module__", "") or ""
-        if target is not None and _carries is not None and not module.startswith(_LEFT_ALONE):
-            target = Carried(*_carries, target)
-            _count += 1
-            ours = own_python_path().split(os.pathsep)[0]
-            if ours not in sys.path:
-                sys.path.append(ours)  # with which a fresh interpreter finds this class
-        original(process, group, target, *arguments, **options)
-
-    kind: Any = BaseProcess
-    kind.__init__ = begin

@@ -1,6 +1,6 @@
 """Judge the books of all ranks: faults with their evidence, waste, notes, and what could not be judged."""
 
-import math
+import os
 import re
 from collections.abc import Sequence
 
@@ -17,7 +17,6 @@ from cos598d.tools.audit.judge.weighting import judge_weighting, judge_zeros
 _OF_ANOTHER = re.compile(
     "connection (closed|reset)|broken pipe|timed? ?out|closed by peer|socket", re.IGNORECASE
 )  # errors of a call that another rank has left
-LAST = 10  # steps, whose loss is that at the end
 
 
 def judge(books: Sequence[Book], remarks: Sequence[str] = ()) -> AuditVerdict:
@@ -52,7 +51,7 @@ def judge(books: Sequence[Book], remarks: Sequence[str] = ()) -> AuditVerdict:
     of_hang, not_judged = judge_hang(books)
     findings += of_hang
     unjudged += not_judged
-    died = [book["rank"] for book in books if not ended_well(book) and not book["stopped"]]
+    died = [book["rank"] for book in books if not ended_well(book)]
     if died and judged and min(judged):
         unjudged.append(f"gradients: the steps that were still to come: {ranks_in_words(died)} did not end well.")
     if earlier := books[0].get("earlier"):
@@ -61,7 +60,6 @@ def judge(books: Sequence[Book], remarks: Sequence[str] = ()) -> AuditVerdict:
         unjudged.append("anything between ranks: only one rank wrote its results.")
     first = books[0]
     steps = min(book["iterations_seen"] for book in books)
-    after = sum(each["seconds"] for each in first["iterations"][first["examined"] :])
     if not steps:
         unjudged.append("gradients: no step of an optimizer of torch.optim was seen on every rank.")
     return AuditVerdict(
@@ -73,24 +71,13 @@ def judge(books: Sequence[Book], remarks: Sequence[str] = ()) -> AuditVerdict:
             min(judged, default=0),
             max(book["seconds"] for book in books),
             max(book["own_seconds"] for book in books),
-            min(first["own_after"] / after, 1.0) if after else 0.0,
-            max(book["model"].get("parameters", 0) for book in books),
-            _last_loss(books),
+            min(first["own_after"] / first["seconds_after"], 1.0) if first["seconds_after"] else 0.0,
             min(steps, *(book["examined"] for book in books)),
         ),
         tuple(ordered(findings)),
         tuple(dict.fromkeys(unjudged)),
         (*remarks, *_of_ranks(books)),
     )
-
-
-def _last_loss(books: Sequence[Book]) -> float | None:
-    """The mean loss of the ranks' last steps, at most LAST of each; None if one was not a number."""
-    rows = [each["losses"] for book in books for each in book["iterations"][-LAST:]]
-    if not rows or not all(rows):
-        return None
-    mean = sum(sum(row) / len(row) for row in rows) / len(rows)
-    return mean if math.isfinite(mean) else None
 
 
 def _is_effect(book: Book) -> bool:
@@ -103,15 +90,14 @@ def _end_of(book: Book, books: Sequence[Book]) -> str:
     steps = book["iterations_seen"]
     if ended_well(book):
         return ""
-    if book["stopped"]:
-        file, line, _ = book["at"]
-        return f"rank {book['rank']} was stopped ({book['stopped']}) at {file or '-'} line {line}, after {steps} steps."
     is_cause = not _is_effect(book) and any(map(_is_effect, (each for each in books if not ended_well(each))))
     what = ", and the others for that" if is_cause else ""
     if book["state"] != ENDED:
+        file, line, _ = book["at"]
+        at = f" at {os.path.basename(file)} line {line}" if file else ""
         return (
-            f"rank {book['rank']} was ended from outside, or still runs{what}: what was seen of it until step {steps} "
-            "is judged."
+            f"rank {book['rank']} was ended from outside, or still runs{what},{at}: what was seen of it until step "
+            f"{steps} is judged."
         )
     why = f" ({book['error']})" if book["error"] else ""
     how = f"ended first{what}, with" if is_cause else "ended with"

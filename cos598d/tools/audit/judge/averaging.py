@@ -69,7 +69,6 @@ def judge_averaging(books: Sequence[Book], fits: Fits) -> tuple[list[AuditFindin
     # A tensor that only one rank steps is that rank's: the others need no average of it.
     by_steppers = {name: [most_common(each) for each in ranks if each] for name, ranks in by_tensor.items()}
     own = [name for name, each in by_steppers.items() if each and all(kind in (OWN, OWN_STALE) for kind in each)]
-    own = [name for name in own if not _is_apart_by_design(books, name)]
     # What is averaged in some steps is another fault.
     own = [name for name in own if not any(each.kind == MEAN for ranks in by_tensor[name] for each in ranks)]
     ops = {each["op"] for each in calls_of(fits.steps[0], GRADIENT)}
@@ -148,12 +147,6 @@ def _is_at_root(kinds: Sequence[str], to_one: bool) -> bool:
     """Whether only one rank has the average. A reduce leaves partial sums on the others."""
     others = len(kinds) - kinds.count(MEAN) if to_one else kinds.count(OWN)
     return kinds.count(MEAN) == 1 and others == len(kinds) - 1
-
-
-def _is_apart_by_design(books: Sequence[Book], name: str) -> bool:
-    """Whether a weight that is not sharded, in a model with sharded ones, differs between ranks from the start."""
-    begun = {book["start"].get("weights", {}).get(name) for book in books}
-    return len(begun) > 1 and any(book["model"].get("sharded") for book in books)
 
 
 def _begins_alike(books: Sequence[Book], name: str) -> bool:

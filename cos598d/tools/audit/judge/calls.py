@@ -19,19 +19,18 @@ from cos598d.tools.audit.judge.gradients import Fits, have_own_samples
 from cos598d.tools.audit.judge.verdict import AuditFinding, where
 
 _SAME_SIZE = ("all_reduce", "broadcast", "reduce")  # on all ranks
-_LEAST_SECONDS = 1.0  # a call that has begun just now is on its way
+_LEAST_SECONDS = 3.0  # more than between two books of a rank: what waits for less may be on its way
 _LEAST_EVALUATED = 64  # samples of an evaluation that is worth a word
 _HALF = 0.5
 
 
 def judge_hang(books: Sequence[Book]) -> tuple[list[AuditFinding], list[str]]:
     """A hang that nothing can end, or the evidence of one that may still end by itself."""
-    stopped = {book["rank"]: book for book in books if book["stopped"]}
     waiting: dict[int, dict[str, Any]] = {}  # the first call of each rank that waits
-    for rank, book in stopped.items():
+    for book in books:
         for call in book["recent"]:
             if call["waits"] and call["seconds"] >= _LEAST_SECONDS:
-                waiting.setdefault(rank, call)
+                waiting.setdefault(book["rank"], call)
     if not waiting:
         return [], []
     by_rank = {book["rank"]: book for book in books}
@@ -116,8 +115,6 @@ def _waits(rank: int, call: Mapping[str, Any], absent: Sequence[int], waiting: M
 def _elsewhere(book: Book) -> str:
     if book["state"] == ENDED:
         return f"Rank {book['rank']} has ended with exit code {book['exit_code']}."
-    if not book["stopped"]:
-        return f"Rank {book['rank']} did not report where it is."
     return f"Rank {book['rank']} is in no call, at {_line(book['at'])}."
 
 
@@ -160,8 +157,6 @@ def judge_waste(books: Sequence[Book], fits: Fits) -> list[AuditFinding]:
 def _every_micro_batch(fits: Fits) -> list[AuditFinding]:
     for step in fits.steps:
         row = step.rows[0]
-        if row["places"]:  # what is cut travels after every pass so that nobody has to hold the whole
-            continue
         if not have_own_samples(row):  # two models with a loss each send what each has
             continue
         last = len(row["micro"]) - 1

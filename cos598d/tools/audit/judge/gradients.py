@@ -56,36 +56,21 @@ class Fits:
 
 def groups_of(books: Sequence[Book]) -> list[list[Book]]:
     """The books, grouped by the ranks among which gradients were sent; one group if none were."""
-    parent = {book["rank"]: book["rank"] for book in books}
-
-    def top(rank: int) -> int:
-        while parent[rank] != rank:
-            rank = parent[rank]
-        return rank
-
-    groups = [ranks for book in books for ranks in book["groups"]]
-    if not any(len(ranks) > 1 for ranks in groups) or are_replicas(books):
+    sent = [ranks for book in books for ranks in book["groups"] if len(ranks) > 1]
+    if not sent or are_replicas(books):
         return [list(books)]
-    for ranks in groups:
-        here = [rank for rank in ranks if rank in parent]
-        for rank in here[1:]:
-            parent[top(rank)] = top(here[0])
-    found: dict[int, list[Book]] = {}
-    for book in books:
-        found.setdefault(top(book["rank"]), []).append(book)
-    return list(found.values())
+    groups = [{book["rank"]} for book in books]
+    for ranks in sent:
+        met = [group for group in groups if group.intersection(ranks)]
+        groups = [group for group in groups if group not in met] + [set().union(*met)]
+    found = [[book for book in books if book["rank"] in group] for group in groups]
+    return sorted(found, key=lambda group: group[0]["rank"])
 
 
 def are_replicas(books: Sequence[Book]) -> bool:
-    """Whether all ranks begin with the same weights. Each has all of them, or each part is on several ranks."""
+    """Whether all ranks begin with the same weights."""
     first = books[0]["start"].get("weights", {})
-    parts: dict[str, list[str]] = {}
-    for book in books:
-        for name, sketch in book["start"].get("parts", {}).items():
-            parts.setdefault(name, []).append(sketch)
-    if any(len(each) < 2 or len(set(each)) > 1 for each in parts.values()):
-        return False
-    return bool(first or parts) and all(book["start"].get("weights", {}) == first for book in books[1:])
+    return bool(first) and all(book["start"].get("weights", {}) == first for book in books[1:])
 
 
 def tolerance_of(books: Sequence[Book]) -> float:
@@ -110,7 +95,6 @@ def fit_steps(books: Sequence[Book]) -> Fits:
         rows = [steps.get(iteration) for steps in by_iteration]
         present = [row for row in rows if row is not None]
         why = _why_not(present, len(books))
-        present = _without_lookahead(present)
         found = [_of_rank(present, place, tolerance) for place in range(len(present))] if not why else []
         step = StepFits(iteration, present, found)
         if found and all(each.kind == SMALL for of_rank in found for each in of_rank.values()):
@@ -146,36 +130,16 @@ def _why_not(rows: Sequence[dict[str, Any]], ranks: int) -> str:
     if any(row["is_skipped"] for row in rows):
         return "the step was skipped because of an overflow"
     if any(row.get("in_shards") for row in rows):
-        return "each rank steps shards of the parameters (cos598d.parallelize), and no rank has the whole average"
+        return "each rank steps shards of the parameters, and no rank has the whole average"
     if not all(row["applied"] for row in rows):
         return "no optimizer of torch.optim applied any"
-    if not all(row["local"] or row["local_parts"] for row in rows):
+    if not all(row["local"] for row in rows):
         return "no gradient of a weight was seen while it was computed"
-    if not any(row["applied"].keys() & {*row["local"], *row["local_parts"]} for row in rows):
+    if not any(row["applied"].keys() & row["local"].keys() for row in rows):
         return "the optimizer does not step the tensors whose gradients were computed"
     if len({len(row["micro"]) for row in rows}) > 1:
         return "the ranks made different numbers of backward passes"
     return ""
-
-
-def _without_lookahead(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The rows without backward passes that only moved the weights for a while (sharpness-aware minimization).
-
-    After such a pass the weights are different, and its gradients are gone, on every rank.
-    """
-    first = 0
-    for place in range(1, min((len(row["micro"]) for row in rows), default=0)):
-        pairs = [(row["micro"][place - 1], row["micro"][place]) for row in rows]
-        if all(new["weights"] != old["weights"] and not new["adds"] for old, new in pairs):
-            first = place
-    return [_from_pass(row, first) for row in rows] if first else list(rows)
-
-
-def _from_pass(row: dict[str, Any], first: int) -> dict[str, Any]:
-    """A row without everything before its backward pass `first`."""
-    events = [each | {"micro": each["micro"] - first} for each in row["events"] if each["micro"] >= first]
-    found = row | {"micro": row["micro"][first:], "events": events, "before": {}}
-    return found | {name: {key: each[first:] for key, each in row[name].items()} for name in ("local", "local_parts")}
 
 
 def are_micro_batches(row: dict[str, Any]) -> bool:
@@ -196,9 +160,9 @@ def have_own_samples(row: dict[str, Any]) -> bool:
 
 def _of_rank(rows: Sequence[dict[str, Any]], place: int, tolerance: float) -> dict[str, Fit]:
     micros = len(rows[0]["micro"])
-    names = dict.fromkeys(name for row in rows for name in (*row["local"], *row["local_parts"]))
+    names = dict.fromkeys(name for row in rows for name in row["local"])
     own = rows[place]
-    local = {name: _local(rows, name, micros, own["places"].get(name)) for name in names if name in own["applied"]}
+    local = {name: _local(rows, name, micros) for name in names if name in own["applied"]}
     local = {name: each for name, each in local.items() if np.isfinite(each).all()}
     largest = max((float(np.linalg.norm(each.sum(1), axis=1).max()) for each in local.values()), default=0.0)
     found, ones = {}, {}
@@ -214,17 +178,11 @@ def _of_rank(rows: Sequence[dict[str, Any]], place: int, tolerance: float) -> di
     return found | fit_ones(ones, [*found.values()], place, tolerance, largest)
 
 
-def _local(rows: Sequence[dict[str, Any]], name: str, micros: int, part: Sequence[int] | None) -> np.ndarray:
-    """Sketches by rank and micro-batch. A rank that did not use the tensor counts as zero. If the tensor is sharded,
-    the sketches are of its `part`, (place, number of parts)."""
+def _local(rows: Sequence[dict[str, Any]], name: str, micros: int) -> np.ndarray:
+    """Sketches by rank and micro-batch. A rank that did not use the tensor counts as zero."""
     found = np.zeros((len(rows), micros, SIZE))
     for place, row in enumerate(rows):
-        if part is None:
-            texts = row["local"].get(name, [])
-        else:
-            by_micro = row["local_parts"].get(name, [])
-            texts = [each[part[0]] if each and len(each) == part[1] > part[0] else None for each in by_micro]
-        for micro, text in enumerate(texts[:micros]):
+        for micro, text in enumerate(row["local"].get(name, [])[:micros]):
             if text is not None:
                 found[place, micro] = from_text(text)
     return found

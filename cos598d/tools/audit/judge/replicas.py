@@ -22,7 +22,7 @@ def judge_replicas(books: Sequence[Book]) -> tuple[list[AuditFinding], list[str]
     in_shards = any(step.get("in_shards") for book in books for step in book["steps"])
     if in_shards or any(book["model"].get("sharded") for book in books):
         unjudged = ["weights that drift apart: they are cut over the ranks."]
-        return _parts(books) + _settings(books) + _dropout(books) + _uneven(books), unjudged
+        return _settings(books) + _dropout(books) + _uneven(books), unjudged
     if not all(book["start"].get("weights") for book in books):
         unjudged.append("the weights: no module was seen to be trained on every rank.")
     alike = max(_ALIKE, tolerance_of(books) / 100)
@@ -51,21 +51,6 @@ def judge_saves(books: Sequence[Book]) -> list[AuditFinding]:
             says = f"Ranks {', '.join(map(str, by_rank))} write {path}, with no call between that orders them."
             return [AuditFinding("saved_at_once", (says,), next(iter(by_rank.values())))]
     return []
-
-
-def _parts(books: Sequence[Book]) -> list[AuditFinding]:
-    """Parts of the weights that several ranks hold, and that differ at the start."""
-    holders: dict[str, list[Mapping[str, str]]] = {}
-    for book in books:
-        for name in book["start"].get("parts", {}):
-            holders.setdefault(name, []).append(book["start"]["parts"])
-    apart: dict[str, float] = {}
-    for name, parts in holders.items():
-        apart |= _apart([{name: each[name]} for each in parts], _ALIKE)
-    if not apart:
-        return []
-    says = f"Before the first backward pass {_told(apart, holders)}, that several ranks hold."
-    return [AuditFinding("different_start", (says,), loss_place(books))]
 
 
 def _apart(by_rank: Sequence[Mapping[str, str]], alike: float) -> dict[str, float]:
@@ -103,18 +88,10 @@ def _batch_norm(books: Sequence[Book], alike: float, place: Where) -> list[Audit
 
 
 def _settings(books: Sequence[Book]) -> list[AuditFinding]:
-    for steps in zip(*(book["steps"] for book in books), strict=False):
-        for optimizers in zip(*(step["optimizers"] for step in steps), strict=False):
-            first = optimizers[0]
-            for rank, other in enumerate(optimizers):
-                if other == first or (first["class"] == other["class"] and _step_apart(books[0], books[rank])):
-                    continue
-                says = f"Step {steps[0]['iteration']}: {_difference(first, other, rank)}."
-                return [AuditFinding("optimizers_differ", (says,), _step_place(books))]
     for step, rows in enumerate(zip(*(book["iterations"] for book in books), strict=False), 1):
-        first = rows[0].get("rates", [])
+        first = rows[0]["rates"]
         for rank, row in enumerate(rows):
-            rates = row.get("rates", [])
+            rates = row["rates"]
             if len(rates) == len(first) and rates != first and not _step_apart(books[0], books[rank]):
                 mine, theirs = next(pair for pair in zip(first, rates, strict=True) if pair[0] != pair[1])
                 says = f"Step {step}: lr is {mine:g} on rank 0 and {theirs:g} on rank {rank}."
@@ -164,20 +141,20 @@ def _dropout(books: Sequence[Book]) -> list[AuditFinding]:
 
 
 def _uneven(books: Sequence[Book]) -> list[AuditFinding]:
-    counts = [book["counts"].get("backward", 0) for book in books]
+    counts = [book["backwards"] for book in books]
     least = min(counts)
     if any(book["failed"] for book in books):
         return []
     if max(counts) == least:
         return _calls_apart(books)
     # One that crashed, or was killed, made fewer for that.
-    if not any(book["counts"].get("backward", 0) == least for book in books if _has_seen_all(book)):
+    if not any(book["backwards"] == least for book in books if _has_seen_all(book)):
         return []
     # One that has no data left may take part with zeros: nobody has waited for it then.
     if all(map(_has_seen_all, books)) and not _calls_apart(books):
         return []
     says = f"Backward passes by rank: {', '.join(map(str, counts))}."
-    batches = [book["counts"]["batches"] for book in books]
+    batches = [book["batches"] for book in books]
     if batches[counts.index(least)] >= max(batches) > 0:
         drew = f"Batches drawn by rank: {', '.join(map(str, batches))}."
         return [AuditFinding("skipped_by_one", (says, drew), loss_place(books))]

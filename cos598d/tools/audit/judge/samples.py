@@ -48,7 +48,8 @@ def _sharded_twice(books: Sequence[Book]) -> list[AuditFinding]:
     drawn = sum(each["share"] for each in known)
     whole = max(each["whole_length"] for each in known)
     # Shares of shares: together they are an n-th of what the ranks' own shares have.
-    if drawn * len(books) > sum(each["dataset_length"] for each in known) + len(books) ** 2 or drawn >= whole:
+    held = sum(each["dataset_length"] for each in known)
+    if held > whole + len(books) or drawn * len(books) > held + len(books) ** 2:
         return []
     says = f"The sampler of rank 0 draws {known[0]['share']} of {known[0]['dataset_length']} samples of a Subset that "
     says += f"only this rank has. All ranks together draw {drawn} of {whole} in an epoch."

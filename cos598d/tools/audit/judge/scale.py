@@ -4,7 +4,7 @@ import math
 import operator
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from cos598d.tools.audit.book import GRADIENT
 from cos598d.tools.audit.judge.fit import INDISTINCT, MEAN, NEAR, NOTHING
@@ -19,7 +19,6 @@ from cos598d.tools.audit.judge.gradients import (
     step_place,
 )
 from cos598d.tools.audit.judge.verdict import AuditFinding, where
-from cos598d.tools.audit.judge.weighting import judge_parts
 
 Judged = tuple[list[AuditFinding], list[str]]
 _CONSTANT = 2e-3  # relative: factors of several steps that differ by less are one, and no clip's
@@ -32,16 +31,15 @@ _TWO = 2  # ranks: there half a loss and a loss divided by the ranks look the sa
 class _Scaled:
     """A step's factor: `factor` times the average is applied, without the effect of torch's clip.
 
-    `totals` are the weights of all ranks' losses together, as multiples of one mean over all examples. There is one for
-    each way of counting examples; () if it is not known. `apart` are tensors with another factor, relative to the
-    others'.
+    `total` is the weight of all ranks' losses together, as a multiple of one mean over all `examples`; 0 if it is not
+    known. `apart` are tensors with another factor, relative to the others'.
     """
 
     step: StepFits
     factor: float
     clip: float
-    totals: tuple[float, ...]
-    examples: tuple[float, ...]  # of all ranks, by these ways
+    total: float
+    examples: float
     are_sums: bool
     apart: Mapping[str, float]
 
@@ -52,11 +50,11 @@ class _Scaled:
 
     def comes_to(self, value: float) -> bool:
         """Whether what is applied is `value` times the gradient of the mean over all examples."""
-        return any(near(self.factor * total, value) for total in self.totals)
+        return self.total > 0 and near(self.factor * self.total, value)
 
     def comes_to_each(self, value: float) -> bool:
         """The same, if each micro-batch counts as a whole batch."""
-        return self.micros > 1 and any(near(self.factor * total / self.micros, value) for total in self.totals)
+        return self.micros > 1 and self.comes_to(value * self.micros)
 
 
 def judge_scale(ranks: int, fits: Fits, names: Sequence[str], is_rounded: bool, gathers: bool) -> Judged:
@@ -73,8 +71,6 @@ def judge_scale(ranks: int, fits: Fits, names: Sequence[str], is_rounded: bool, 
             continue
         usual = statistics.median(by_rank_usual)
         if max(by_rank_usual) - min(by_rank_usual) > NEAR * abs(usual):
-            if any(row["places"] for row in step.rows):
-                return judge_parts(step, step_place(fits)), []
             said = ", ".join(f"rank {rank} {_usual(each.values()):.3f}" for rank, each in enumerate(by_rank) if each)
             says = f"Step {step.iteration}: all ranks have the average, and apply different multiples of it: {said}."
             return [AuditFinding("different_gradients", (says,), step_place(fits))], []
@@ -84,7 +80,6 @@ def judge_scale(ranks: int, fits: Fits, names: Sequence[str], is_rounded: bool, 
         return [], []
     if wrong := _of_the_loss(ranks, steps, gathers):
         return [wrong], []
-    steps = _counted_one_way(steps, ranks)
     found, unjudged = _of_all(ranks, fits, steps, _CONSTANT_ROUNDED if is_rounded else _CONSTANT)
     if found:
         return found, []
@@ -115,39 +110,22 @@ def _scaled(step: StepFits, ranks: int, usual: float, by_rank: Sequence[Mapping[
     ratios = {name: statistics.median(each) / usual for name, each in of_tensors.items()}
     clip = _clip_factor(step)
     micros = [micro for row in step.rows for micro in row["micro"]]
-    are_sums = bool(micros) and all(micro["counts"] for micro in micros)
+    are_sums = bool(micros) and all(micro["is_sum"] for micro in micros)
     weights = [micro["weight"] for micro in micros]
-    totals: tuple[float, ...] = ()
-    sizes = [micro["size"] for micro in micros]
-    examples: tuple[float, ...] = (sum(sizes),)
-    if None not in weights and (are_sums or not any(micro["counts"] for micro in micros)):
-        ways = [[1.0] * len(micros)]
-        if are_sums:
-            ways = [[micro["counts"][place] for micro in micros] for place in (0, -1)]
-            ways.append(sizes)
-            examples = tuple(map(sum, ways))
-        sums = [sum(map(operator.mul, weights, counts)) / ranks for counts in ways]
-        totals = tuple(sums) if all(sums) else ()
+    counts = [micro["examples"] or micro["size"] for micro in micros]
+    total = 0.0
+    if None not in weights and (are_sums or not any(micro["is_sum"] for micro in micros)):
+        total = sum(map(operator.mul, weights, counts) if are_sums else weights) / ranks
     apart = {name: ratio for name, ratio in ratios.items() if not near(ratio, 1)}
-    return _Scaled(step, usual / clip, clip, totals, examples, are_sums, apart)
-
-
-def _counted_one_way(steps: list[_Scaled], ranks: int) -> list[_Scaled]:
-    """The steps with only the total by which all of them agree, if there is one: others agree by chance."""
-    ways = min(len(each.totals) for each in steps)
-    for value in (1, 1 / ranks, ranks):
-        for way in range(ways):
-            if all(near(each.factor * each.totals[way], value) for each in steps):
-                return [replace(each, totals=(each.totals[way],), examples=(each.examples[way],)) for each in steps]
-    return steps
+    return _Scaled(step, usual / clip, clip, total, sum(counts), are_sums, apart)
 
 
 def _of_the_loss(ranks: int, steps: Sequence[_Scaled], gathers: bool) -> AuditFinding | None:
     """A multiple of the mean that the losses themselves have, where the collective averages rightly."""
-    if not all(each.totals and not each.are_sums and near(each.factor, 1) for each in steps):
+    if not all(each.total and not each.are_sums and near(each.factor, 1) for each in steps):
         return None
-    times = steps[0].totals[0]
-    if near(times, 1) or not all(near(each.totals[0], times) for each in steps):
+    times = steps[0].total
+    if near(times, 1) or not all(near(each.total, times) for each in steps):
         return None
     rows = [row for each in steps for row in each.step.rows]
     micros = [micro for row in rows for micro in row["micro"]]
@@ -173,7 +151,7 @@ def _of_all(ranks: int, fits: Fits, steps: Sequence[_Scaled], constant: float) -
     of = f"times the average of {ranks} ranks"
     for each in steps:
         says = f"Step {each.step.iteration}: the applied gradient is {each.factor * each.clip:.4g} {of}."
-        if not each.totals or near(each.factor, 1) or each.comes_to(1):
+        if not each.total or near(each.factor, 1) or each.comes_to(1):
             continue
         if each.comes_to(ranks) or (near(each.factor, ranks) and not each.are_sums):
             if each.comes_to_each(1):
@@ -183,7 +161,7 @@ def _of_all(ranks: int, fits: Fits, steps: Sequence[_Scaled], constant: float) -
     if all(_is_divided(each, ranks) for each in steps):
         first = steps[0]
         says = f"Step {first.step.iteration}: the applied gradient is {first.factor * first.clip:.4g} {of}"
-        if near(first.factor, 1 / ranks) or any(near(total, 1) for total in first.totals):
+        if near(first.factor, 1 / ranks) or near(first.total, 1):
             return [AuditFinding("averaged_twice", (f"{says}.",), place)], []
         says += f", and their losses come to {1 / ranks:.4g} of a mean over all examples."
         divided = first.step.rows[0]["micro"][0]["divided"]
@@ -208,11 +186,11 @@ def _other_factor(ranks: int, fits: Fits, steps: Sequence[_Scaled], constant: fl
     said = ", ".join(f"{each.factor * each.clip:.4g}" for each in open_steps)
     what = f"{said} times the average of {ranks} ranks is applied"
     if not open_steps:
-        hidden = [each for each in steps if not each.totals and _is_divided_outside(each.step, ranks)]
+        hidden = [each for each in steps if not each.total and _is_divided_outside(each.step, ranks)]
         why = f"the whole loss is divided by {ranks} or more, and its graph does not tell what it is a mean over"
         return [], [f"gradients: whether they are divided by the number of ranks twice: {why}."] if hidden else []
     is_constant = len(open_steps) == len(steps) and max(factors) - min(factors) <= constant * abs(max(factors, key=abs))
-    if is_constant and len(steps) > 1 and all(each.totals and not each.are_sums for each in steps):
+    if is_constant and len(steps) > 1 and all(each.total and not each.are_sums for each in steps):
         says = (
             f"In {len(steps)} of {fits.judged} judged steps the applied gradient is {factors[0]:.4g} times the average."
         )
@@ -231,17 +209,16 @@ def _smaller(steps: Sequence[_Scaled]) -> str:
 
     Each example then counts as much in all steps, and the step is smaller. "" if there is no such step.
     """
-    for way in range(min(len(each.totals) for each in steps)):
-        full = next((each for each in steps if near(each.factor * each.totals[way], 1)), None)
-        if full is None or not all(each.examples[way] for each in steps):
-            continue
-        of_one = [each.factor * each.totals[way] / each.examples[way] for each in steps]
-        few = min(steps, key=lambda each: each.examples[way])
-        if all(near(each, of_one[0]) for each in of_one) and not near(few.examples[way], full.examples[way]):
-            said = f"{few.examples[way]:g} examples in step {few.step.iteration} and {full.examples[way]:g} in step "
-            said += f"{full.step.iteration} are divided by the same number"
-            return f"gradients: whether a step over fewer examples is to be smaller: {said}."
-    return ""
+    full = next((each for each in steps if each.comes_to(1)), None)
+    if full is None or not all(each.examples for each in steps):
+        return ""
+    of_one = [each.factor * each.total / each.examples for each in steps]
+    few = min(steps, key=lambda each: each.examples)
+    if near(few.examples, full.examples) or not all(near(each, of_one[0]) for each in of_one):
+        return ""
+    said = f"{few.examples:g} examples in step {few.step.iteration} and {full.examples:g} in step "
+    said += f"{full.step.iteration} are divided by the same number"
+    return f"gradients: whether a step over fewer examples is to be smaller: {said}."
 
 
 def _of_some(ranks: int, fits: Fits, steps: Sequence[_Scaled], count: int) -> Judged:
@@ -266,7 +243,7 @@ def _is_divided(each: _Scaled, ranks: int) -> bool:
     if each.comes_to(1):
         return False
     is_part = each.comes_to(part) or each.comes_to_each(part)
-    return is_part or bool(each.totals and not each.are_sums and near(each.factor, part))
+    return is_part or bool(each.total and not each.are_sums and near(each.factor, part))
 
 
 def _is_divided_outside(step: StepFits, ranks: int) -> bool:
@@ -286,8 +263,6 @@ def _clip_factor(step: StepFits) -> float:
     for event in row["events"]:
         if event["kind"] != "clip" or event["how"] != "norm" or event["event"] < max(calls, default=0):
             continue
-        if event["factor"] is not None:
-            factor *= event["factor"]
-        elif event["norm"]:
+        if event["norm"]:
             factor *= min(1.0, event["limit"] / (event["norm"] + 1e-6))
     return factor

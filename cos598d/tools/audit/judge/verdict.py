@@ -54,20 +54,10 @@ class AuditFinding:
 
     def to_json(self) -> dict[str, Any]:
         """As JSON, with its title, reason and fix."""
-        words = WORDS[self.name]
         file, line, function = self.where
-        return {
-            "name": self.name,
-            "level": words.level,
-            "title": words.title,
-            "evidence": list(self.evidence),
-            "file": file,
-            "line": line,
-            "function": function,
-            "why": words.why,
-            "mend": words.mend,
-            "consequences": list(self.consequences),
-        }
+        place = {"file": file, "line": line, "function": function}
+        found = {"evidence": [*self.evidence], "consequences": [*self.consequences]}
+        return {"name": self.name} | WORDS[self.name]._asdict() | place | found
 
 
 def where(event: Mapping[str, Any]) -> Where:
@@ -92,9 +82,7 @@ class Coverage:
     seconds: float
     own_seconds: float
     own_share_after: float  # of the seconds after the examined steps
-    parameters: int = 0  # of the model, as a rank has it
-    loss: float | None = None  # the mean over ranks of the last steps'; None where a step's was no number
-    examined: int = 0  # steps that were looked at closely
+    examined: int  # steps that were looked at closely
 
 
 @dataclass(frozen=True)

@@ -6,10 +6,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from cos598d.tools.audit.book import BROADCAST, GRADIENT, SCATTER, Book
-from cos598d.tools.audit.judge.fit import BY_BOTH, BY_MICRO, BY_RANK, INDISTINCT, MEAN, NEAR, NOTHING, OWN, Fit
+from cos598d.tools.audit.judge.fit import BY_BOTH, BY_MICRO, BY_RANK, MEAN, NEAR, NOTHING, OWN, Fit
 from cos598d.tools.audit.judge.gradients import (
     Fits,
-    StepFits,
     are_micro_batches,
     calls_of,
     gradient_place,
@@ -90,9 +89,9 @@ def judge_weighting(books: Sequence[Book], fits: Fits) -> Judged:
         return [], []
     known = [each for step in fits.steps for of_rank in step.fits for each in of_rank.values()]
     found, unjudged = _micro_batches(fits, known)
-    unequal = _weights(fits)
+    unequal, open_questions = _weights(fits)
     found = _clipped_each(fits) + _leftover(books) + found + unequal
-    return found, unjudged or ([] if found else _examples(fits))
+    return found, unjudged or ([] if found else open_questions)
 
 
 def _clipped_each(fits: Fits) -> list[AuditFinding]:
@@ -163,96 +162,54 @@ def _micro_batches(fits: Fits, known: Sequence[Fit]) -> Judged:
     return [], []
 
 
-def _weights(fits: Fits) -> list[AuditFinding]:
-    """Losses that are means of batches of different sizes and count equally, or of equal sizes and do not."""
-    for step in fits.steps:
-        if most_common(step.known()) != MEAN:
-            continue
-        micros = [row["micro"] for row in step.rows]
-        ways = [*zip(*(_of_a_sample(each) for each in micros), strict=False)]
-        if ways and not any(_are_alike(way) for way in ways):
-            known = ways[0]
-            sizes = ", ".join(str(sum(micro["size"] for micro in each)) for each in micros)
-            says = f"Step {step.iteration}: the ranks have {sizes} samples, and a sample of theirs counts "
-            says += f"{', '.join(f'{each / known[0]:.3f}' for each in known)} times one of rank 0."
-            return [AuditFinding("unequal_weights", (says,), where(micros[0][0]))]
-        ways = [*zip(*(_of_a_sample([micro]) for micro in micros[0]), strict=False)]
-        if ways and are_micro_batches(step.rows[0]) and not any(_are_alike(way) for way in ways):
-            sizes = ", ".join(str(micro["size"]) for micro in micros[0])
-            says = f"Step {step.iteration}: losses of micro-batches of {sizes} samples are weighted by "
-            says += f"{', '.join(format(micro['weight'], '.3g') for micro in micros[0])}."
-            return [AuditFinding("lost_micro_batches", (says,), where(micros[0][0]))]
-    return []
+def _weights(fits: Fits) -> Judged:
+    """Losses that are means of unequal numbers and count equally, or of equal numbers and do not.
 
-
-def _examples(fits: Fits) -> list[str]:
-    """A sentence about means over unequal numbers of examples that count the same.
-
-    An example may be a token that a loss does not ignore. The means count equally by the number of samples, and
-    unequally by the number of examples.
+    What counts may be samples, or examples such as tokens that a loss does not ignore. If only one of both counts
+    alike, either may be meant.
     """
     for step in fits.steps:
         if most_common(step.known()) != MEAN:
             continue
         by_rank = [row["micro"] for row in step.rows]
-        ways = [("rank", each) for each in zip(*by_rank, strict=False)]
-        ways += [("micro-batch", by_rank[0])] if are_micro_batches(step.rows[0]) else []
-        for of, micros in ways:
-            if len({micro["weight"] is None for micro in micros}) > 1:
+        ways = [("rank", by_rank)]
+        ways += [("micro-batch", [[each] for each in by_rank[0]])] if are_micro_batches(step.rows[0]) else []
+        for of, parts in ways:
+            of_samples, of_examples = zip(*map(_weights_in, parts), strict=True)
+            known = [each for each in (of_samples, of_examples) if all(each)]
+            if not known or (len(known) == 2 and all(map(_are_alike, known))):
                 continue
-            weights = [*map(_of_an_example, micros)]
-            shares = [each / (micro["size"] or math.inf) for each, micro in zip(weights, micros, strict=True)]
-            is_weighted = micros[0]["weight"] is None and all(shares) and _are_alike(shares)
-            if all(weights) and not _are_alike(weights) and not is_weighted:
-                said = ", ".join(f"{each / weights[0]:.3g}" for each in weights)
+            said = ", ".join(f"{each / known[-1][0]:.3g}" for each in known[-1])
+            sizes = [sum(micro["size"] for micro in each) for each in parts]
+            if parts[0][0]["weight"] is not None and not any(map(_are_alike, known)):
+                says = f"Step {step.iteration}: by {of} there are {', '.join(map(str, sizes))} samples, and one counts "
+                name = "unequal_weights" if of == "rank" else "lost_micro_batches"
+                return [AuditFinding(name, (f"{says}{said} times one of the first.",), where(parts[0][0]))], []
+            shares = [each / (size or math.inf) for each, size in zip(of_examples, sizes, strict=True)]
+            is_weighted = parts[0][0]["weight"] is None and all(shares) and _are_alike(shares)
+            if all(of_examples) and not _are_alike(of_examples) and not is_weighted:
                 why = f"step {step.iteration} has means over unequal numbers of them; by {of} one counts {said} times"
-                return [f"gradients: whether examples (tokens) are to count alike: {why} one of the first."]
-    return []
+                question = f"gradients: whether examples (tokens) are to count alike: {why} one of the first."
+                return [], [question]
+    return [], []
 
 
-def _of_an_example(micro: Mapping[str, Any]) -> float:
-    """The weight of an example that the loss does not ignore; 0 if it is not known. If only a loss's factor is known,
-    it counts as one sum."""
-    if micro["weight"] is None:
-        return math.prod(micro["multiplied"]) / (math.prod(micro["divided"]) or math.inf)
-    return micro["weight"] if micro["counts"] else micro["weight"] / (micro.get("kept") or math.inf)
+def _weights_in(micros: Sequence[Mapping[str, Any]]) -> tuple[float, float]:
+    """The weight of a sample and of an example in these backward passes; 0 where it is not known.
 
-
-def _of_a_sample(micros: Sequence[dict[str, Any]]) -> tuple[float, ...]:
-    """The weight of a sample of these backward passes, for each way of counting samples; () if it is not known.
-
-    Samples are rows of the batch, or what the losses are means or sums over. Several losses of one batch count as one
-    loss of it.
+    Several losses of one batch count as one loss of it. If only a loss's factor is known, it counts as one sum.
     """
-    weights = [micro["weight"] for micro in micros]
-    sizes = {(*micro["samples"],): micro["size"] for micro in micros if micro["size"]}
-    are_sums = [bool(micro["counts"]) for micro in micros]
-    if None in weights or not sizes or any(each != are_sums[0] for each in are_sums):
-        return ()
-    rows = sum(sizes.values())
-    if not are_sums[0]:
-        of_examples = [*map(_of_an_example, micros)]
-        return (sum(weights) / rows, *([sum(of_examples) / len(micros)] if all(of_examples) else []))
-    of_rows = [sum(micro["weight"] * micro["counts"][place] for micro in micros) / rows for place in (0, -1)]
-    return (sum(weights) / len(weights), *of_rows)
+    if all(micro["weight"] is None for micro in micros):
+        factors = [math.prod(micro["multiplied"]) / (math.prod(micro["divided"]) or math.inf) for micro in micros]
+        return 0.0, statistics.mean(factors)
+    if any(micro["weight"] is None or micro["is_sum"] != micros[0]["is_sum"] for micro in micros):
+        return 0.0, 0.0
+    rows = sum({(*micro["samples"],): micro["size"] for micro in micros}.values())
+    per = [1.0 if micro["is_sum"] else 1 / (micro["examples"] or math.inf) for micro in micros]
+    of_examples = [micro["weight"] * each for micro, each in zip(micros, per, strict=True)]
+    sums = [micro["weight"] * (micro["examples"] if micro["is_sum"] else 1) for micro in micros]
+    return sum(sums) / (rows or math.inf), statistics.mean(of_examples) if all(of_examples) else 0.0
 
 
 def _are_alike(weights: Sequence[float]) -> bool:
     return all(near(each, weights[0]) for each in weights)
-
-
-def judge_parts(step: StepFits, place: Where) -> list[AuditFinding]:
-    """The fault if ranks apply different multiples of the average, each to its own parts of the weights.
-
-    Only parts of the same weights are compared, since different weights may have different factors.
-    """
-    known = [{name: each.factor for name, each in of.items() if each.kind in (MEAN, INDISTINCT)} for of in step.fits]
-    common = [name for name in known[0] if all(name in of for of in known) and name in step.rows[0]["places"]]
-    if not common:
-        return []
-    factors = [statistics.median(of[name] for name in common) for of in known]
-    if max(factors) - min(factors) <= NEAR * max(map(abs, factors)):
-        return []
-    said = ", ".join(f"rank {rank} {factor:.3f}" for rank, factor in enumerate(factors))
-    says = f"Step {step.iteration}: of one average the ranks apply different multiples to their own parts: {said}."
-    return [AuditFinding("different_gradients", (says,), place)]

@@ -3,27 +3,14 @@
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from cos598d.comm.dispatcher import DispatchedCall
-from cos598d.tools.audit.book import (
-    ALL_GATHER,
-    BUFFER,
-    GRADIENT,
-    MOST_ENTRIES,
-    MOST_ROWS,
-    NOTHING,
-    OTHER,
-    RECEIVE,
-    REDUCE_SCATTER,
-    SCALAR,
-    SEND,
-    WEIGHT,
-)
+from cos598d.tools.audit.book import BUFFER, GRADIENT, MOST_ENTRIES, NOTHING, OTHER, RECEIVE, SCALAR, SEND, WEIGHT
 from cos598d.tools.audit.watch.places import ScriptLine, called_from, here
-from cos598d.tools.audit.watch.shards import Shards, gradient_of, local
+from cos598d.tools.audit.watch.replica import gradient_of, local
 
 # Functions of torch's that make calls of one kind.
 _BY_FUNCTION = {
@@ -46,161 +33,120 @@ _MOST = 64  # calls that are remembered, for ranks that are some calls ahead
 _MOST_LATE = 8  # calls that are kept, with their tensors, until somebody waits for them
 
 
-class CallLog:
-    """This rank's calls: the first ones row by row, and all of them summed up by kind and line.
+class Carried(NamedTuple):
+    """What a call carries: one of the kinds of `book`, and the names of the model's tensors in it that are known."""
 
-    `known` gives the model's tensors: (name, tensor) of weights and of buffers. `shards` are those that are cut.
+    kind: str
+    names: tuple[str, ...] = ()
+
+
+class CallLog:
+    """This rank's calls, summed up by kind and line.
+
+    `known` gives the model's tensors: (name, tensor) of weights and of buffers.
     """
 
-    def __init__(self, known: Callable[[], Mapping[str, list[tuple[str, torch.Tensor]]]], shards: Shards):
-        self._known, self._shards = known, shards
-        self.rows: list[dict[str, Any]] = []
+    def __init__(self, known: Callable[[], Mapping[str, list[tuple[str, torch.Tensor]]]]):
+        self._known = known
         self.entries: dict[tuple[Any, ...], dict[str, Any]] = {}
-        self.totals: dict[str, list[float]] = {}  # of the iteration by kind: calls, payload, sent, received, seconds
         self.groups: set[tuple[int, ...]] = set()  # in which gradients travelled
-        self.backend = ""
         self.is_new = False  # whether the last call was the first of its kind, size and line
-        self._pending: dict[int, tuple[Any, dict[str, Any], dict[str, Any], list[float]]] = {}
-        self._late: dict[int, tuple[Any, dict[str, Any], dict[str, Any], list[float]]] = {}
+        self._pending: dict[int, tuple[Any, dict[str, Any], int]] = {}  # work, entry and iteration
+        self._late: dict[int, tuple[Any, dict[str, Any], int]] = {}
         self._places: dict[int, tuple[str, str, torch.Tensor]] = {}
         self._are_fresh = False
-        self._early: list[tuple[list[int], dict[str, Any], dict[str, Any]]] = []
         self._runs: tuple[int, set[int]] = (-1, set())
 
     def enter(
-        self,
-        call: DispatchedCall,
-        iteration: int,
-        in_backward: bool,
-        is_between: bool,
-        place: ScriptLine,
-        arrived: list[torch.Tensor],
+        self, call: DispatchedCall, iteration: int, in_backward: bool, is_between: bool, place: ScriptLine
     ) -> dict[str, Any]:
-        """Note a call, and return its row.
+        """Note a call, and return the facts about it.
 
-        is_between: whether it is after a backward pass and before the step. `arrived` are leaves whose gradients are
-        computed and not sent yet. Those that this call sends are removed from it.
+        is_between: whether it is after a backward pass and before the step. `place` is where a call without a line of
+        the script's own was made.
         """
-        kind, names = self._what(call, in_backward, is_between, arrived)
-        payload, (sent, received) = call.payload_bytes, call.moved()
-        self.backend = self.backend or call.group.name()
-        if kind == GRADIENT:
+        carried = self._what(call, in_backward, is_between)
+        if carried.kind == GRADIENT:
             self.groups.add(call.ranks)
-        where = here(place)
-        dtype = str(call.tensors[0].dtype).removeprefix("torch.") if call.tensors else ""
         facts: dict[str, Any] = {
             "op": call.op,
-            "kind": kind,
-            "names": names[:_NAMES],
-            "tensors": max(len(names), len(call.tensors)),
+            "kind": carried.kind,
+            "elements": sum(each.numel() for each in call.tensors),
+            "dtype": str(call.tensors[0].dtype).removeprefix("torch.") if call.tensors else "",
+            "where": here(place),
+            "in_backward": in_backward,
         }
-        facts |= {"elements": sum(each.numel() for each in call.tensors), "dtype": dtype, "ranks": len(call.ranks)}
-        facts |= {"where": [*where], "in_backward": in_backward}
-        key: tuple[Any, ...] = (call.op, kind, tuple(facts["names"]), facts["elements"], where, in_backward, dtype)
+        key = tuple(facts.values())
         if key not in self.entries and len(self.entries) >= MOST_ENTRIES:
-            key = (call.op, kind, dtype)
-            facts |= {"names": [], "where": ["", 0, ""]}
-        sums = {"calls": 0, "payload_bytes": 0, "bytes_sent": 0, "bytes_received": 0, "seconds": 0.0}
+            facts["where"] = ("", 0, "")
+            key = (call.op, carried.kind, facts["dtype"])
         self.is_new = key not in self.entries
-        entry = self.entries.setdefault(key, facts | sums | {"first_iteration": iteration})
-        added = {"calls": 1, "payload_bytes": payload, "bytes_sent": sent, "bytes_received": received}
-        for name, value in added.items():
+        sums = {"calls": 0, "payload_bytes": 0, "bytes_sent": 0, "bytes_received": 0, "seconds": 0.0}
+        about = {"ranks": len(call.ranks), "first_iteration": iteration}
+        entry = self.entries.setdefault(key, facts | sums | about)
+        sent, received = call.moved()
+        added = {"calls": 1, "payload_bytes": call.payload_bytes, "bytes_sent": sent, "bytes_received": received}
+        for name, value in (added | {"seconds": call.seconds}).items():
             entry[name] += value
-        entry["seconds"] += call.seconds
-        row = facts | added | {"iteration": iteration, "seconds": call.seconds}
-        if len(self.rows) < MOST_ROWS:
-            self.rows.append(row)
-        total: list[float] = self.totals.setdefault(kind, [0, 0, 0, 0, 0.0])
-        for number, amount in enumerate((*added.values(), call.seconds)):
-            total[number] += amount
-        if kind == OTHER and not iteration and len(self._early) < MOST_ROWS:
-            places = [_place(each) for each in call.tensors]
-            self._early.append((places, row, entry))
         if call.work is not None and not in_backward and call.function:  # else C++ waits for it
-            self._pending[id(call.work)] = (call.work, row, entry, total)
-        return row
+            self._pending[id(call.work)] = (call.work, entry, iteration)
+        return facts | {"names": carried.names[:_NAMES]}
 
     def waited(self, work: Any, seconds: float) -> None:
         """A call was waited for, for so many seconds."""
         found = self._pending.pop(id(work), None) or self._late.pop(id(work), None)
         if found is not None:
-            _, row, entry, total = found
-            row["seconds"] += seconds
-            entry["seconds"] += seconds
-            total[4] += seconds
+            found[1]["seconds"] += seconds
 
     def gradients_changed(self) -> None:
         """A backward pass has put gradients into new memory."""
         self._are_fresh = False
 
-    def model_is_known(self) -> None:
-        """The model is known now: label its tensors that were sent before."""
-        self._places = self._by_place()
-        for places, row, entry in self._early:
-            known = [self._places[place] for place in places if place in self._places]
-            if known:
-                found = {"kind": known[0][0], "names": [name for _, name, _ in known][:_NAMES]}
-                row.update(found)
-                entry.update(found)
-        self._early.clear()
-
-    def take_totals(self) -> dict[str, list[float]]:
-        """The sums since the last call of this method. Of the calls that nobody has waited for a few are kept."""
-        found, self.totals = self.totals, {}
+    def iteration_ended(self) -> None:
+        """Keep a few of the calls with gradients that nobody has waited for until now."""
         late = [each for each in self._pending.items() if each[1][1]["kind"] == GRADIENT]
         self._late.update(late[: _MOST_LATE - len(self._late)])
         self._pending.clear()
-        return found
 
     def never_waited(self) -> list[dict[str, Any]]:
         """Calls that carried gradients, and that nobody has waited for since their iteration ended."""
-        return [{name: row[name] for name in ("op", "where", "iteration")} for _, row, _, _ in self._late.values()]
+        return [
+            {"op": entry["op"], "where": entry["where"], "iteration": iteration}
+            for _, entry, iteration in self._late.values()
+        ]
 
-    def _what(
-        self, call: DispatchedCall, in_backward: bool, is_between: bool, arrived: list[torch.Tensor]
-    ) -> tuple[str, list[str]]:
-        """What a call carries, and the names of the model's tensors in it, if they can be known."""
+    def _what(self, call: DispatchedCall, in_backward: bool, is_between: bool) -> Carried:
         if not call.tensors:
-            return NOTHING, []
+            return Carried(NOTHING)
         kind = _BY_FUNCTION.get(called_from(_FUNCTIONS), "")
-        if in_backward and kind in ("", GRADIENT):
-            return GRADIENT, self._bucket(call, arrived)
+        elements = sum(each.numel() for each in call.tensors)
         if not self._are_fresh:
-            self._places = self._by_place()
-            self._are_fresh = True
+            self._places, self._are_fresh = self._by_place(), True
         places = [_place(each) for each in call.tensors]
         if not all(self._is_still(place) for place in places):
             self._places = self._by_place()
         known = [self._places[place] for place in places if place in self._places]
-        if known and not kind:
-            return known[0][0], [name for _, name, _ in known]
-        if kind:
-            return kind, [name for _, name, _ in known]
+        names = tuple(name for _, name, _ in known)
+        if in_backward and kind in ("", GRADIENT):
+            # DDP asks in a scalar which parameters were used.
+            return Carried(SCALAR if len(call.tensors) == 1 and elements <= 1 else GRADIENT, names)
+        if kind or known:
+            return Carried(kind or known[0][0], names)
         if all(each.numel() <= 1 for each in call.tensors):
-            return SCALAR, []
+            return Carried(SCALAR)
         is_float = all(each.is_floating_point() for each in call.tensors)
-        elements = sum(each.numel() for each in call.tensors)
-        # What is cut over the ranks is filled up to equal parts.
-        filled = len(call.ranks) if call.op in (REDUCE_SCATTER, ALL_GATHER) else 1
-        elements *= len(call.ranks) if call.op == ALL_GATHER else 1
-        return self._by_size(elements, filled, is_float, is_between)
+        return Carried(self._by_size(elements, is_between) if is_float else OTHER)
 
-    def _by_size(self, elements: int, filled: int, is_float: bool, is_between: bool) -> tuple[str, list[str]]:
-        """The kind of a buffer that shares no memory with the model's tensors, by its size.
-
-        It may hold all gradients or all weights, and fewer than `filled` more elements.
-        """
-        if not is_float:
-            return OTHER, []
+    def _by_size(self, elements: int, is_between: bool) -> str:
+        """The kind of a buffer that shares no memory with the model's tensors: it may hold all gradients or weights."""
         weights = [tensor for _, tensor in self._known()["weight"]]
         sizes = (
             sum(each.numel() for each in weights),
             sum(each.numel() for each in weights if each.grad is not None),
         )
-        are_all = any(0 <= elements - size < filled for size in sizes)
-        if is_between and (are_all or elements in self._runs_of(weights)):
-            return GRADIENT, []
-        return (WEIGHT if are_all and weights else OTHER), []
+        if is_between and (elements in sizes or elements in self._runs_of(weights)):
+            return GRADIENT
+        return WEIGHT if weights and elements in sizes else OTHER
 
     def _runs_of(self, weights: list[torch.Tensor]) -> set[int]:
         """The possible numbers of elements of consecutive tensors, which a script may put into one bucket."""
@@ -210,24 +156,6 @@ class CallLog:
                 ends.append(ends[-1] + each.numel())
             self._runs = (len(weights), {end - begin for place, end in enumerate(ends) for begin in ends[:place]})
         return self._runs[1]
-
-    def _bucket(self, call: DispatchedCall, arrived: list[torch.Tensor]) -> list[str]:
-        """The tensors in a bucket of DDP, or in a unit of FSDP: the first ones of `arrived` that have its size.
-
-        Tensors that will be cut are filled up to equal parts.
-        """
-        elements = sum(each.numel() for each in call.tensors)
-        names = {id(tensor): name for name, tensor in self._known()["weight"]}
-        equal_parts = len(call.ranks) if call.op == REDUCE_SCATTER else 1
-        size = 0
-        for count, each in enumerate(arrived, 1):
-            rows = each.shape[0] if each.dim() else 1
-            size += each.numel() // max(rows, 1) * -(-rows // equal_parts) * equal_parts
-            if size == elements:
-                taken = arrived[:count]
-                del arrived[:count]
-                return [names.get(id(self._shards.home(tensor)), "") for tensor in taken]
-        return []
 
     def _is_still(self, place: int) -> bool:
         """Whether the gradient that was at this address is still there. The script may have freed it, and put another

@@ -79,7 +79,6 @@ class Data:
     def __init__(self) -> None:
         self.loaders: dict[int, dict[str, Any]] = {}
         self.samplers: dict[int, dict[str, Any]] = {}
-        self.seconds = 0.0
         self.begun = 0  # epochs of all of them
         self.batches = 0  # that loaders gave
         self._last: dict[str, dict[str, Any]] = {}
@@ -131,7 +130,6 @@ class Data:
         """A distributed sampler draws an epoch."""
         self._began("sampler", self.samplers, sampler, {
             "dataset_length": _length(sampler.dataset),
-            "total_length": int(sampler.total_size),
             "share": _length(sampler),
             "shuffles": bool(sampler.shuffle),
             "epochs": [],
@@ -146,9 +144,8 @@ class Data:
         """`iterator` belongs to `loader`."""
         self._iterators[iterator] = loader
 
-    def batch_came(self, iterator: Any, seconds: float) -> None:
-        """A loader has given a batch after so many seconds. A loader that evaluates may have begun in between."""
-        self.seconds += seconds
+    def batch_came(self, iterator: Any) -> None:
+        """A loader has given a batch. A loader that evaluates may have begun in between."""
         self.batches += 1
         loader = self._iterators.get(iterator)
         for kind, known, what in (("loader", self.loaders, loader), ("sampler", self.samplers, _sampler(loader))):
@@ -160,7 +157,7 @@ class Data:
             if len(known) >= _MOST:
                 return
             place: ScriptLine = here()
-            known[id(what)] = facts | {"times": 0, "trains": False, "where": [*place]}
+            known[id(what)] = facts | {"times": 0, "trains": False, "where": place}
             self._alive.append(what)
         self.begun += 1
         known[id(what)]["times"] += 1
@@ -195,7 +192,7 @@ class Samples:
     def __init__(self) -> None:
         self.training: list[str] = []
         self.evaluation: list[str] = []
-        self.evaluated = self.evaluation_batches = 0  # in all
+        self.evaluation_batches = 0  # in all
         self.sums: list[dict[str, Any]] = []  # numbers that the last evaluation adds up over the ranks
         self._rows = self._begun = 0
         self._seen: set[str] = set()
@@ -215,14 +212,13 @@ class Samples:
 
     def evaluation_begins(self) -> None:
         """A new evaluation begins. Only the last one is compared."""
-        self.evaluation, self.evaluated, self.evaluation_batches = [], 0, 0
+        self.evaluation, self.evaluation_batches = [], 0
         self.sums, self._rows = [], 0
 
     def evaluate(self, batch: list[torch.Tensor], begun: int) -> None:
         """A batch went through the model without gradients. `begun` epochs of loaders and samplers have begun."""
         self._rows = batch_size(batch) + (self._rows if begun == self._begun else 0)
         self._begun = begun
-        self.evaluated += batch_size(batch)
         self.evaluation_batches += 1
         if len(self.evaluation) < MOST:
             self.evaluation += sample_digests(batch)[: MOST - len(self.evaluation)]

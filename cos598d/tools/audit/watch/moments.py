@@ -23,7 +23,7 @@ from cos598d.tools.audit.watch.data import has_values, tensors_in
 _listener: Any = None  # an Observer
 _is_installed = False
 Begun = Callable[[torch.nn.Module], None]
-Ended = Callable[[torch.nn.Module, list[torch.Tensor], float], None]
+Ended = Callable[[torch.nn.Module, list[torch.Tensor]], None]
 
 
 def listen(listener: Any) -> None:
@@ -65,26 +65,32 @@ def _install() -> None:
     _wrap(data.DataLoader, "__iter__", _loader)
     _wrap(DistributedSampler, "__iter__", _sampler)
     _wrap(_BaseDataLoaderIter, "__next__", _batch)
-    register_optimizer_step_pre_hook(functools.partial(_step, "step_begins"))
-    register_optimizer_step_post_hook(functools.partial(_step, "step_ended"))
+    register_optimizer_step_pre_hook(_step_begins)
+    register_optimizer_step_post_hook(_step_ended)
 
 
-def _step(method: str, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+def _step_begins(optimizer: torch.optim.Optimizer, *_: Any) -> None:
     if _listener is not None and has_values(next(tensors_in(optimizer.param_groups), None)):
-        getattr(_listener, method)(optimizer)
+        _listener.guard(_listener.open)()
+        _listener.guard(_listener.steps.step_begins)(optimizer)
+
+
+def _step_ended(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+    if _listener is not None and has_values(next(tensors_in(optimizer.param_groups), None)):
+        _listener.guard(_listener.steps.step_ended)(optimizer)
 
 
 def _register_hook(listener: Any, original: Any, tensor: torch.Tensor, hook: Any) -> Any:
     # Hooks are called in their order: the audit's has to see the gradient before the script's changes it.
     if isinstance(tensor, torch.Tensor) and tensor.is_leaf and tensor.requires_grad and has_values(tensor):
-        listener.leaf(tensor)
+        listener.guard(listener.steps.hook)(tensor)
     return original(tensor, hook)
 
 
 def _add_param_group(listener: Any, original: Any, optimizer: Any, group: Any) -> Any:
     result = original(optimizer, group)
     for tensor in filter(has_values, optimizer.param_groups[-1]["params"]):
-        listener.leaf(tensor)
+        listener.guard(listener.steps.hook)(tensor)
     return result
 
 
@@ -93,26 +99,23 @@ def _backward(listener: Any, original: Any, *arguments: Any, **options: Any) -> 
     if not has_values(losses):
         return original(*arguments, **options)
     listener.backward_begins(losses, arguments[1] if len(arguments) > 1 else options.get("grad_tensors"))
-    began = time.perf_counter()
     try:
         return original(*arguments, **options)
     finally:
-        listener.backward_ended(time.perf_counter() - began)
+        listener.backward_ended()
 
 
 def _clip(how: str, listener: Any, original: Any, *arguments: Any, **options: Any) -> Any:
-    listener.clip_begins()
-    began = time.perf_counter()
     result = original(*arguments, **options)
     name = "max_norm" if how == "norm" else "clip_value"
     limit = arguments[1] if len(arguments) > 1 else options.get(name, 0.0)
     if has_values(result):
-        listener.clipped(how, limit, result, time.perf_counter() - began)
+        listener.guard(listener.clipped)(how, limit, result)
     return result
 
 
 def _save(listener: Any, original: Any, *arguments: Any, **options: Any) -> Any:
-    listener.saves(arguments[1] if len(arguments) > 1 else options.get("f"))
+    listener.guard(listener.saves)(arguments[1] if len(arguments) > 1 else options.get("f"))
     return original(*arguments, **options)
 
 
@@ -121,7 +124,7 @@ def _wait(listener: Any, original: Any, work: Any, *arguments: Any, **options: A
     try:
         return original(work, *arguments, **options)
     finally:
-        listener.waited(work, time.perf_counter() - began)
+        listener.guard(listener.calls.waited)(work, time.perf_counter() - began)
 
 
 def _loader(listener: Any, original: Any, loader: Any) -> Any:
@@ -137,16 +140,15 @@ def _sampler(listener: Any, original: Any, sampler: Any) -> Any:
 
 
 def _batch(listener: Any, original: Any, batches: Any) -> Any:
-    began = time.perf_counter()
     batch = original(batches)
-    listener.data.batch_came(batches, time.perf_counter() - began)
+    listener.data.batch_came(batches)
     return batch
 
 
 def _scaler_scale(listener: Any, original: Any, scaler: Any, outputs: Any) -> Any:
     result = original(scaler, outputs)
     if scaler.is_enabled():
-        listener.scaled(scaler.get_scale())
+        listener.guard(listener.steps.scaled)(scaler.get_scale())
     return result
 
 
@@ -158,16 +160,15 @@ def _scaler_step(listener: Any, original: Any, scaler: Any, optimizer: Any, *arg
     finally:
         handle.remove()
         if not stepped:
-            listener.step_skipped()
+            listener.guard(listener.steps.step_skipped)()
 
 
 class Forwards:
-    """Calls `begun` before and `ended` after each outermost call of a module with parameters, and `inner` after every
-    module's."""
+    """Calls `begun` before and `ended` after each outermost call of a module with parameters."""
 
-    def __init__(self, begun: Begun, ended: Ended, inner: Begun):
-        self._begun, self._ended, self._inner = begun, ended, inner
-        self._depth, self._began = 0, 0.0
+    def __init__(self, begun: Begun, ended: Ended):
+        self._begun, self._ended = begun, ended
+        self._depth, self._is_noted = 0, False
         self._handles = [
             register_module_forward_pre_hook(self._before),
             register_module_forward_hook(self._after, with_kwargs=True, always_call=True),
@@ -185,17 +186,14 @@ class Forwards:
         if self._depth == 1:
             # A loss is a module, too: its inputs are no batch.
             first = next(module.parameters(), None)
-            if first is None or not has_values(first):
-                self._began = 0.0
-                return
-            self._begun(module)
-            self._began = time.perf_counter()
+            self._is_noted = first is not None and has_values(first)
+            if self._is_noted:
+                self._begun(module)
 
     def _after(self, module: torch.nn.Module, inputs: Any, keywords: Any, output: Any) -> None:
         if torch.compiler.is_compiling():
             return
         self._depth = max(self._depth - 1, 0)
-        self._inner(module)
-        if self._depth == 0 and self._began:
-            self._ended(module, [*tensors_in(inputs), *tensors_in(keywords)], time.perf_counter() - self._began)
-            self._began = 0.0
+        if self._depth == 0 and self._is_noted:
+            self._ended(module, [*tensors_in(inputs), *tensors_in(keywords)])
+            self._is_noted = False

@@ -1,6 +1,5 @@
 """The line of the script in which each event happens: the innermost frame that is no library's."""
 
-import functools
 import os
 import site
 import sys
@@ -41,25 +40,11 @@ _known: dict[str, bool] = {}
 def is_library(file: str) -> bool:
     """Whether a file is part of Python, of an installed package, or of this one."""
     if file not in _known:
-        _known[file] = any(map(_is_installed, {file, os.path.realpath(file)}))
+        _known[file] = any(
+            each.startswith(_LIBRARIES) or {"site-packages", "dist-packages"}.intersection(each.split(os.sep))
+            for each in {file, os.path.realpath(file)}
+        )
     return _known[file]
-
-
-def _is_installed(file: str) -> bool:
-    """Whether a file is in a place for packages, or listed in an installer's record."""
-    if file.startswith(_LIBRARIES) or {"site-packages", "dist-packages"}.intersection(file.split(os.sep)):
-        return True
-    for folder in (each.rstrip(os.sep) + os.sep for each in sys.path if each):
-        if file.startswith(folder) and file.removeprefix(folder).split(os.sep)[0] in _recorded(folder):
-            return True
-    return False
-
-
-@functools.cache
-def _recorded(folder: str) -> frozenset[str]:
-    """The first parts of the paths in a folder's installation records, as `pip install --target` writes them."""
-    lines = [line for record in Path(folder).glob("*.dist-info/RECORD") for line in record.read_text().splitlines()]
-    return frozenset(line.split("/")[0].split(",")[0] for line in lines)
 
 
 def frames() -> Iterator[FrameType]:

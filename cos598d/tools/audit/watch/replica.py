@@ -11,13 +11,8 @@ import torch
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from cos598d.tools.audit.sketch import Sketcher, to_text
-from cos598d.tools.audit.watch.shards import Shards, gradient_of, is_plain, plain_name
 
 _MOST = 5000  # tensors of a model that are compared
-_WRAPPERS = (
-    *("DistributedDataParallel", "FullyShardedDataParallel", "DataParallel", "OptimizedModule"),
-    *("ShardedParallel", "FullySharded"),  # with DataParallel, those of this package
-)
 _GROUPS = 8  # of an optimizer that are noted
 
 
@@ -28,8 +23,8 @@ class TrainedModel:
     freed before it trained another one are not.
     """
 
-    def __init__(self, sketch: Sketcher, shards: Shards):
-        self._sketch, self._shards = sketch, shards
+    def __init__(self, sketch: Sketcher):
+        self._sketch = sketch
         self._modules: list[weakref.ref[torch.nn.Module]] = []
         self._weights: dict[str, torch.Tensor] = {}
         self._buffers: dict[str, torch.Tensor] = {}
@@ -53,12 +48,9 @@ class TrainedModel:
             self._weights, self._buffers = {}, {}
         self._modules = [*map(weakref.ref, [*alive, module])]
         named = [(plain_name(name), each) for name, each in itertools.islice(module.named_parameters(), _MOST)]
-        # What is gathered just now is not what is stepped.
-        whole = [(name, self._shards.holders.get(name, each)) for name, each in named]
-        self._add(self._weights, [*whole, *self._shards.holders.items()])
+        self._add(self._weights, named)
         self._add(self._buffers, [(plain_name(name), each) for name, each in module.named_buffers()])
-        cut = sum(not self._shards.are_whole(each) for each in self._weights.values())
-        self.facts = describe([*alive, module]) | {"sharded": cut, "cut_otherwise": self._shards.others}
+        self.facts = describe([*alive, module])
         return True
 
     def _add(self, known: dict[str, torch.Tensor], named: Iterable[tuple[str, torch.Tensor]]) -> None:
@@ -69,64 +61,65 @@ class TrainedModel:
                 there.add(id(each))
                 known[f"model {len(self._modules)}: {name}" if name in known else name] = each
 
-    def fingerprint(self) -> str:
-        """A digest that changes with the values of the whole weights."""
-        sums = [each.detach().sum(dtype=torch.float64) for each in self._weights.values() if _is_dense(each)]
-        return (
-            hashlib.blake2b(torch.stack([each.cpu() for each in sums]).numpy().tobytes(), digest_size=8).hexdigest()
-            if sums
-            else ""
-        )
-
-    def have_gradients(self) -> bool:
-        """Whether any weight has a gradient that is not 0."""
-        gradients = map(gradient_of, self._weights.values())
-        return any(each is not None and bool(each.to_dense().any()) for each in gradients)
-
     def sketches(self) -> dict[str, dict[str, str]]:
-        """Sketches of what the rank holds now: whole weights, its parts of sharded ones, and floating-point buffers."""
+        """Sketches of what the rank holds now: its whole weights, and its floating-point buffers."""
         buffers = [(name, each) for name, each in self._buffers.items() if each.is_floating_point()]
-        whole = {"weights": self._weights.items(), "buffers": buffers}
-        found = {
-            kind: {name: to_text(self._sketch(each)) for name, each in named if self._shards.are_whole(each)}
-            for kind, named in whole.items()
+        return {
+            kind: {name: to_text(self._sketch(each)) for name, each in named if is_plain(each)}
+            for kind, named in (("weights", self._weights.items()), ("buffers", buffers))
         }
-        return found | {"parts": {name: to_text(self._sketch(each)) for name, each in self._shards.parts()}}
 
 
 def describe(trained: Sequence[torch.nn.Module]) -> dict[str, Any]:
-    """Facts about the trained models: the class, wrappers and sync (if one of our wrappers names it) of the first, and
-    parts for which averaged gradients are not enough."""
-    wrappers: list[str] = []
-    inner: torch.nn.Module = trained[0]
-    sync = ""
-    while type(inner).__name__ in _WRAPPERS:
-        wrappers.append(type(inner).__name__)
-        sync = sync or str(getattr(inner, "sync_name", ""))
-        within = getattr(inner, "module", None) or getattr(inner, "_orig_mod", None)
-        inner = within if isinstance(within, torch.nn.Module) else inner
-        if len(wrappers) > len(_WRAPPERS):
-            break
+    """Facts about the trained models: how their weights are cut, and parts for which averaged gradients are not
+    enough."""
     modules = {id(each): each for module in trained for each in module.modules()}.values()
     parameters = [*{id(each): each for module in trained for each in module.parameters()}.values()]
     dropout = [float(each.p) for each in modules if isinstance(each, torch.nn.modules.dropout._DropoutNd)]
     normed = [each for each in modules if isinstance(each, _BatchNorm) and each.track_running_stats]
+    kinds = {kind.__name__ for each in modules for kind in type(each).__mro__}
+    placed = [each for each in parameters if hasattr(each, "placements")]
+    are_views = "FullyShardedDataParallel" in kinds  # of a part of all weights in a row
     return {
-        "class": type(inner).__name__,
-        "wrappers": wrappers,
-        "sync": sync,
-        "parameters": sum(each.numel() for each in parameters),
-        "tensors": len(parameters),
+        "sharded": sum(are_views or not is_plain(each) for each in parameters),
+        # By more than data parallelism: ranks of tensor parallelism share their batches.
+        "cut_otherwise": sum("FSDPModule" not in kinds or _cuts(each) > 1 for each in placed),
         "dropout": max(dropout, default=0.0),
         "batch_norms": sum(not isinstance(each, torch.nn.SyncBatchNorm) for each in normed),
         "dtype": str(parameters[0].dtype).removeprefix("torch.") if parameters else "",
-        "device": parameters[0].device.type if parameters else "cpu",
     }
 
 
-def _is_dense(tensor: torch.Tensor) -> bool:
-    is_there = tensor.layout is torch.strided and not tensor.is_meta
-    return is_there and tensor.is_floating_point() and is_plain(tensor)
+def _cuts(parameter: Any) -> int:
+    return sum(not each.is_replicate() for each in parameter.placements)
+
+
+def is_plain(tensor: torch.Tensor) -> bool:
+    """Whether it is a whole tensor: no part of one that FSDP or tensor parallelism has cut."""
+    return not hasattr(tensor, "placements") and not hasattr(tensor, "_is_flat_param")
+
+
+def local(tensor: torch.Tensor) -> torch.Tensor:
+    """This rank's part of a distributed tensor, as a plain one. Nothing is sent."""
+    found: torch.Tensor = getattr(tensor, "_local_tensor", tensor)
+    return found
+
+
+def is_in_shards(parameter: torch.Tensor) -> bool:
+    """Whether its .grad represents parts on all ranks, and has no memory (cos598d.parallelize)."""
+    return type(parameter.grad).__name__ == "Unread"
+
+
+def gradient_of(parameter: torch.Tensor) -> torch.Tensor | None:
+    """This rank's gradient of a parameter, or of its part; None if none can be read."""
+    return None if parameter.grad is None or is_in_shards(parameter) else local(parameter.grad)
+
+
+def plain_name(name: str) -> str:
+    """A parameter's name without its wrappers' names."""
+    for part in ("_fsdp_wrapped_module.", "_orig_mod.", "_checkpoint_wrapped_module."):
+        name = name.replace(part, "")
+    return name.removeprefix(".").removeprefix("module.")
 
 
 def random_state(device: torch.device) -> str:

@@ -1,20 +1,16 @@
 """The examined steps of one rank: sketches of every micro-batch's local gradients, and of what was applied."""
 
-import math
-import time
 import weakref
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import torch
 
 from cos598d.tools.audit.sketch import Sketcher, to_text
 from cos598d.tools.audit.watch.data import batch_size, sample_digests
-from cos598d.tools.audit.watch.loss import factors_of, scale_of
-from cos598d.tools.audit.watch.places import NOWHERE, ScriptLine, here
-from cos598d.tools.audit.watch.replica import SteppedOptimizers, TrainedModel, rates_of, settings_of
-from cos598d.tools.audit.watch.shards import Shards, gradient_of, is_in_shards, is_plain
+from cos598d.tools.audit.watch.loss import Scale, scale_of
+from cos598d.tools.audit.watch.places import NOWHERE, here
+from cos598d.tools.audit.watch.replica import SteppedOptimizers, gradient_of, is_in_shards, is_plain, rates_of
 
 Guard = Callable[[Callable[..., None]], Callable[..., None]]
 
@@ -23,18 +19,16 @@ class RankSteps:
     """One rank's iterations: each is from a backward pass to the last optimizer step before the next one.
 
     The first `examined` iterations are examined in full, and noted in `rows`. `guard` makes a function one of the
-    audit's own. Gradients of tensors that `shards` has are sketched part by part.
+    audit's own.
     """
 
-    def __init__(self, sketch: Sketcher, examined: int, guard: Guard, shards: Shards):
-        self._sketch, self.examined, self._guard, self._shards = sketch, examined, guard, shards
+    def __init__(self, sketch: Sketcher, examined: int, guard: Guard):
+        self._sketch, self.examined, self._guard = sketch, examined, guard
         self.optimizers = SteppedOptimizers()
-        self._last_local = 0.0
         self._scale = 1.0  # of a gradient scaler, in the loss of the coming backward pass
         self.iteration = self.finished = self.backwards = 0
         self.rows: list[dict[str, Any]] = []
         self.backward_place = NOWHERE
-        self.arrived: list[torch.Tensor] = []  # whose gradients this backward pass has computed, in order
         self._names: dict[int, str] = {}
         self._hooked: dict[int, tuple[Any, Any]] = {}
         self._has_stepped, self._depth = False, 0
@@ -78,22 +72,15 @@ class RankSteps:
         self._names |= names
 
     def backward_begins(
-        self,
-        losses: Any,
-        gradients: Any,
-        begins: bool,
-        batch: list[torch.Tensor],
-        seen: dict[str, Any],
-        replica: TrainedModel,
+        self, losses: Any, gradients: Any, begins: bool, batch: list[torch.Tensor], seen: dict[str, Any]
     ) -> None:
         """A backward pass begins on `losses`, with their `gradients` if it was given any.
 
         begins: whether a new iteration begins. `batch` are the inputs of the forward pass before it, and `seen` other
-        facts about that. `replica` has the weights.
+        facts about that.
         """
         if begins:
             self._begin()
-        self.arrived = []
         self.backwards += 1
         self.backward_place = here(self.backward_place)
         loss, gradient = (
@@ -104,32 +91,19 @@ class RankSteps:
             # Of a gradient that is computed within a step what is applied is not what is seen before it.
             self._row["has_closure"] |= self._depth > 0
             # Of several losses at once the weights are not known.
-            scale = scale_of(loss, gradient) if not isinstance(losses, list | tuple) or len(losses) == 1 else None
-            multiplied, divided = (scale.multiplied, scale.divided) if scale else factors_of(loss)
+            is_one = not isinstance(losses, list | tuple) or len(losses) == 1
+            scale = scale_of(loss, gradient) if is_one else Scale(None)
             self._row["micro"].append(
                 seen
+                | scale._asdict()
                 | {
                     "size": batch_size(batch),
                     "samples": sample_digests(batch),
-                    "loss": _number(loss),
-                    "weight": scale.weight if scale else None,
-                    "counts": [*scale.counts] if scale else [],
-                    "kept": scale.kept if scale else 0.0,
-                    "multiplied": [*multiplied],
-                    "divided": [*divided],
                     "scaler": scaler,
-                    "weights": replica.fingerprint(),
-                    "adds": bool(self._row["micro"]) and (self._shards.are_there or replica.have_gradients()),
-                    "where": [*self.backward_place],
+                    "where": self.backward_place,
                     "event": self._event(),
                 }
             )
-
-    def backward_ended(self) -> None:
-        """The backward pass is over. Its time after its last gradient was communication that nothing overlapped."""
-        if self.is_examined and self._last_local:
-            self._row["seconds_after_gradients"] += time.perf_counter() - self._last_local
-            self._last_local = 0.0
 
     def event(self, kind: str, **facts: Any) -> None:
         """An event of the iteration whose place in the order of calls matters."""
@@ -144,19 +118,13 @@ class RankSteps:
             self.rates += rates_of(optimizer)
         if not self.is_examined or self._depth > 1:
             return
-        self._row["optimizers"].append(settings_of(optimizer))
-        where: ScriptLine = here()
-        self.event("step", where=[*where])
+        self.event("step", where=here())
         stepped = [tensor for group in optimizer.param_groups for tensor in group["params"]]
         leaves = [leaf for reference, _ in self._hooked.values() if (leaf := reference()) is not None]
-        self._row["in_shards"] |= any(map(is_in_shards, (*stepped, *leaves)))
-        for tensor in stepped:
+        self._row["in_shards"] |= not all(map(is_plain, stepped)) or any(map(is_in_shards, (*stepped, *leaves)))
+        for tensor in filter(is_plain, stepped):
             gradient = gradient_of(tensor)
-            if gradient is None:
-                continue
-            if cut := self._shards.cut(tensor):
-                self._row["places"][self.name(tensor)] = [cut.place, cut.pieces]
-            if cut or is_plain(tensor):
+            if gradient is not None:
                 name = self.name(tensor)
                 self._row["applied"][name] = to_text(self._sketch(gradient))
                 self._row["elements"][name] = gradient.numel()
@@ -194,46 +162,27 @@ class RankSteps:
             self.close()
         self._row = {}
         if self.is_examined:
-            self._row = {
-                "iteration": self.iteration,
-                "micro": [],
-                "local": {},
-                "before": {},
-                "applied": {},
-                "elements": {},
-            }
-            self._row |= {"events": [], "optimizers": [], "has_closure": False, "is_skipped": False, "in_shards": False}
-            self._row |= {"local_parts": {}, "places": {}, "seconds_after_gradients": 0.0}
+            self._row = {"iteration": self.iteration, "micro": [], "local": {}, "before": {}, "applied": {}}
+            self._row |= {"elements": {}, "events": [], "has_closure": False, "is_skipped": False, "in_shards": False}
             self.rows.append(self._row)
 
     def _local(self, tensor: torch.Tensor | None, gradient: torch.Tensor) -> None:
         """A leaf's gradient of this micro-batch, before anything has changed it."""
         if tensor is None or not self.is_examined or not self._row.get("micro"):
             return
-        self.arrived.append(tensor)
-        if not is_plain(gradient):  # of tensors that are cut by more than data parallelism; a sum could need a call
+        if not is_plain(gradient):  # a sum of what is cut could need a call
             return
-        holder = self._shards.home(tensor)
-        name, cut = self.name(holder), self._shards.cut(holder)
-        found = self._row["local" if cut is None else "local_parts"].setdefault(name, [])
-        kept = gradient_of(holder)
+        name, kept = self.name(tensor), gradient_of(tensor)
+        found = self._row["local"].setdefault(name, [])
         if not found and kept is not None:
             before = self._sketch(kept)
             if before.any():
                 self._row["before"][name] = to_text(before)
         found += [None] * (self.micro + 1 - len(found))
-        sketch = self._sketch(gradient) if cut is None else np.stack([*map(self._sketch, cut.parts(gradient))])
+        sketch = self._sketch(gradient)
         # One leaf can get its gradient in parts.
         found[self.micro] = sketch if found[self.micro] is None else found[self.micro] + sketch
-        self._last_local = time.perf_counter()
 
     def _event(self) -> int:
         self._events += 1
         return self._events
-
-
-def _number(loss: Any) -> float | None:
-    if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
-        return None
-    value = float(loss.detach())
-    return value if math.isfinite(value) else None
