@@ -14,8 +14,6 @@ FLOORS = (FLOOR, SPARSE_FLOOR)
 # How many iterations at a run's start are excluded as warm-up. The first touches memory and fills caches. In its second
 # forward, torch's DDP rebuilds its buckets in the order in which the first backward's gradients arrived.
 WARM_UP = 2
-# In `memory` of a summary: the bytes by category at the peak, with activations; {} if the bytes in use are not known.
-WITH_ACTIVATIONS = "peak_with_activations"
 # The source of a strategy's sent bytes: the ledger, which has every call, or only the kernel's counters, if a library
 # does not report its calls.
 BY_LEDGER, BY_COUNTERS = "ledger", "counters"
