@@ -37,7 +37,7 @@ def load_class(name: str, contract: Sequence[str], kind: str, how: str) -> type:
         own = [one for one in vars(module).values() if isinstance(one, type) and one.__module__ == module.__name__]
         fits = [f"{path}:{one.__name__}" for one in own if not _missing(one, contract)]
         remedy = f"Give {' or '.join(fits)}" if fits else f"Write one: no class there is a {kind}"
-        raise UsageError(f"{path} has no class {class_name or 'named after a colon'}. {remedy}.")
+        raise UsageError(f"{path} {f'has no class {class_name}' if class_name else 'names no class'}. {remedy}.")
     if missing := _missing(found, contract):
         raise UsageError(
             f"{class_name} in {path} lacks {' and '.join(missing)}. A {kind} has {', '.join(contract)}. {how}."
