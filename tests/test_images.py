@@ -101,7 +101,7 @@ def test_images_that_cannot_be_read_are_named(pictures):
     task.find(str(pictures))
     with pytest.raises(UserError, match="bad.png is not an image"):
         task.load("train", COLOURED)
-    for place, words in ((str(pictures / "cat"), "has 0 folders of images"), (str(pictures / "no"), "There is no")):
+    for place, words in ((str(pictures / "cat"), "has 0 folders of images"), (str(pictures / "no"), "does not exist")):
         with pytest.raises(UserError, match=words):
             task.find(place)
 

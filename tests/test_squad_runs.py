@@ -116,7 +116,7 @@ def test_files_are_found_by_the_beginning_of_their_names(folder, run_here):
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (["--data_dir", "nowhere"], "There is no nowhere (--data_dir). Give the data's folder."),
+        (["--data_dir", "nowhere"], "the data folder nowhere of --data_dir does not exist."),
         (["--data_dir", ".", "--version_2_with_negative"], "dev-v2.0.json is not a SQuAD file (FileNotFoundError"),
         (["--data_dir", "cut"], "dev-v1.1.json is not a SQuAD file"),
         (["--model_type", "vit"], "--model_type vit cannot do squad. Choose bert or roberta or distilbert."),

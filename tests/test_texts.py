@@ -220,7 +220,7 @@ def test_data_that_are_not_there_are_one_sentence(tmp_path):
     for name, place, words in (
         ("cola", None, "download_glue_data.py --data_dir D --tasks CoLA"),
         ("rte", str(tmp_path), "has no train.tsv or .csv or .jsonl of rte"),
-        ("rte", str(tmp_path / "no"), "There is no"),
+        ("rte", str(tmp_path / "no"), "does not exist"),
         ("text", None, "No data of text"),
     ):
         with pytest.raises(UserError, match=words):
