@@ -399,10 +399,8 @@ def test_the_kernel_counts_the_ledger_s_bytes_and_headers(syncs, done, tmp_path)
         for rank in range(3):
             rows = read(tmp_path / sync / f"iterations.rank{rank}.jsonl")
             predicted, counted = (sum(row[f"{how}_bytes_sent"] for row in rows) for how in ("predicted", "counted"))
-            # Ethernet 14, IPv4 20, TCP 20 and its timestamps 12 bytes of every packet, acknowledgements too.
-            headers = 66 * predicted / 1448
-            # Messages through rank 0's store are some kB per step.
-            assert 0 < counted - predicted < 2 * headers + 10_000 * len(rows), (sync, rank, predicted, counted)
+            # Headers of packets, acknowledgements too, of messages of some kB; and those through rank 0's store.
+            assert predicted < counted < 1.3 * predicted + 10_000 * len(rows), (sync, rank, predicted, counted)
 
 
 @pytest.mark.long
