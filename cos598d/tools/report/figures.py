@@ -17,7 +17,6 @@ from cos598d.records.bench import Bench
 from cos598d.records.conventions import FLOOR, NOT_METRICS, PHASES, WARM_UP
 from cos598d.terminal.colours import BLUE, GREEN, GREY, PURPLE, SERIES, SKY, VERMILLION, YELLOW
 from cos598d.tools.report.records import Run
-from cos598d.tools.report.tables import by_interface, counted_wire
 
 RATIO = "times ddp's seconds"
 STYLE: dict[Any, Any] = {
@@ -149,22 +148,6 @@ def timeline(run: Run) -> Figure | None:
     for phase in used:
         _bar(axes, phase, 0, 0, 0, 0, label=phase)
     figure.legend(loc="outside upper left", ncols=len(PHASES))
-    return figure
-
-
-def traffic(runs: Sequence[Run]) -> Figure | None:
-    """MB sent per iteration through each run's busiest interface: by formula, and as the kernel counted."""
-    wires = {run.name: by_interface(wire) for run in runs if run.is_in_ledger and (wire := counted_wire(run))}
-    if not wires:
-        return None
-    figure, (axes,) = _panels(1, 0.9 + 0.5 * len(wires))
-    for number, (name, colour, hatch) in enumerate((("predicted", SKY, ""), ("counted", BLUE, "///"))):
-        sent = [max(value or 0 for value in found[number]) / 1e6 for found in wires.values()]
-        places = np.arange(len(sent)) + 0.4 * number - 0.2
-        axes.barh(places, sent, 0.36, color=colour, hatch=hatch, edgecolor="white", label=name)
-    _lanes(axes, [*wires])
-    axes.set_xlabel("MB sent per iteration, all calls")
-    figure.legend(loc="outside upper left", ncols=2)
     return figure
 
 

@@ -19,6 +19,7 @@ from cos598d.tools.report.compare import SECONDS, SPEED_UP, alone_of, in_groups,
 from cos598d.tools.report.records import HOW, Run, last_classes
 
 MOST_TENSORS, MOST_CLASSES = 12, 100
+MOST_ALONE = 8  # runs of a page that have tables and figures of their own
 # What varies with the ranks or the moment, and is no axis of a sweep.
 NO_AXES = frozenset(("seed", "threads_per_rank", "examples per epoch", "commit", "cores", "torch", "check_replicas"))
 
@@ -37,23 +38,17 @@ def run_sections(runs: Sequence[Run]) -> list[Section]:
         return []
     files = [read(run.folder / ENVIRONMENT_FILE, dict) for run in runs]
     environments = {run.name: pd.json_normalize(found, sep=" ").iloc[0].to_dict() for run, found in zip(runs, files)}
-    tensors = [(f"{run.name}: what rank 0 sends in one iteration, largest first.", tensor_rows(run)) for run in runs]
+    each = runs if len(runs) <= MOST_ALONE else []
+    tensors = [(f"{run.name}: what rank 0 sends in one iteration, largest first.", tensor_rows(run)) for run in each]
+    purposes = ("All calls of the run by their purpose; calls and payload are rank 0's.", tables.purpose_rows(runs))
     return [
         Section("In short", [("", table(runs))], [partial(figures.seconds, runs)]),
         Section("What the settings change", (), sweep_figures(runs)),
         Section("Losses", (), [partial(figures.losses, runs)]),
         Section("Epochs", [("A cut epoch ended early.", tables.epoch_rows(runs))], [partial(figures.epochs, runs)]),
-        Section("Classes", [(f"{run.name}, after its last epoch.", class_rows(run)) for run in runs]),
-        Section("Time", [(tables.TIME, tables.time_rows(runs))], [partial(figures.timeline, run) for run in runs]),
-        Section(
-            "Traffic",
-            [
-                (tables.TRAFFIC, tables.traffic_rows(runs)),
-                ("All calls of the run by their purpose; calls and payload are rank 0's.", tables.purpose_rows(runs)),
-                *tensors,
-            ],
-            [partial(figures.traffic, runs)],
-        ),
+        Section("Classes", [(f"{run.name}, after its last epoch.", class_rows(run)) for run in each]),
+        Section("Time", [(tables.TIME, tables.time_rows(runs))], [partial(figures.timeline, run) for run in each]),
+        Section("Traffic", [(tables.TRAFFIC, tables.traffic_rows(runs)), purposes, *tensors]),
         Section("Memory", [(tables.MEMORY, tables.memory_rows(runs))]),
         Section("Attempts", [("Times in UTC. Lost iterations were repeated.", attempt_rows(runs))]),
         Section("Settings", side_by_side({run.name: run.settings for run in runs})),

@@ -66,7 +66,10 @@ def traffic_rows(runs: Sequence[Run]) -> Rows:
         row["sent MB, by rank"] = megabytes(summary.bytes_sent_per_iteration)
         row["received MB, by rank"] = megabytes(summary.bytes_received_per_iteration)
         row = row if knows else dict.fromkeys(row) | {"run": run.name}
-        predicted, counted = by_interface(wire) if wire else ([], [])
+        # Ranks that share an interface have all read its counter.
+        groups, sent = (wire.ranks_by_interface, wire.predicted_bytes_sent_per_iteration) if wire else ([], [])
+        predicted = [sum(sent[rank] or 0 for rank in ranks) for ranks in groups]
+        counted = [wire.bytes_sent_per_iteration[ranks[0]] for ranks in groups] if wire else []
         row["all sent MB, predicted"] = megabytes(predicted) if predicted and knows else None
         row["all sent MB, counted"] = megabytes(counted) if counted else None
         is_known = knows and sum(predicted) >= LEAST_BYTES and None not in counted
@@ -128,14 +131,6 @@ def counted_wire(run: Run) -> Wire | None:
     """What the kernel has counted; None if it has not, or has only a whole host's loopback."""
     wire = run.summary.wire
     return None if wire is None or re.fullmatch(r"lo\d*", wire.interface) else wire
-
-
-def by_interface(wire: Wire) -> tuple[list[float], list[float | None]]:
-    """Predicted and counted bytes sent per iteration by interface: its ranks' predictions together, and the count of
-    the first, since all have read the same counter."""
-    groups = wire.ranks_by_interface
-    predicted = [sum(wire.predicted_bytes_sent_per_iteration[rank] or 0 for rank in ranks) for ranks in groups]
-    return predicted, [wire.bytes_sent_per_iteration[ranks[0]] for ranks in groups]
 
 
 def metrics_of(epoch: Mapping[str, Any]) -> dict[str, float]:
