@@ -18,7 +18,7 @@ from cos598d.tools.audit.end import check_ignored, conclude, conclude_on_rank
 from cos598d.tools.audit.exchange import remove_books
 from cos598d.tools.audit.options import AuditFlags, Told
 from cos598d.tools.audit.script import MODULE, module_of
-from cos598d.tools.audit.starter import run_of_starter, start_launcher, start_ranks
+from cos598d.tools.audit.starter import audit_script, run_of_starter, start_launcher, start_ranks
 
 TIMED_OUT, INTERRUPTED = 124, 130
 
@@ -56,8 +56,6 @@ def run(options: argparse.Namespace) -> int:
     if not run_name:
         _check_folder(folder)
     if flags.world_size is None and not flags.launch:
-        from cos598d.tools.audit.rank import audit_script  # it loads torch
-
         told = Told(str(folder), words[0], flags.steps, run_name)
         return audit_script(told, words[1:], functools.partial(conclude_on_rank, flags=flags))
     told = Told(str(folder), words[0], flags.steps, secrets.token_hex(8))
@@ -65,6 +63,7 @@ def run(options: argparse.Namespace) -> int:
         start = functools.partial(start_launcher, told, words)
     else:
         script.load(told.script)
+        assert flags.world_size is not None  # it is one way or the other
         start = functools.partial(start_ranks, told, words[1:], flags.world_size, flags.master_port)
     remove_books(folder)
     return conclude(folder, flags, _started(told, start, flags))

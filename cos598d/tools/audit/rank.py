@@ -6,17 +6,15 @@ import secrets
 import select
 import signal
 import socket
-import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 from cos598d.errors import one_line
 from cos598d.terminal.files import write_json
-from cos598d.tools.audit import anywhere, script
 from cos598d.tools.audit.book import Book
 from cos598d.tools.audit.exchange import (
     STOPPED_SECONDS,
@@ -215,20 +213,6 @@ class Rank:
 def begin(told: Told, say: Callable[[Rank, int], int] | None) -> Rank | None:
     """Make this process a rank; None if it is one already."""
     return Rank(told, say) if _current is None else None
-
-
-def audit_script(told: Told, words: Sequence[str], say: Callable[[Rank, int], int]) -> int:
-    """Run the script under observation, as this rank, and return the exit code that `say` returns for its own."""
-    code = script.load(told.script)
-    if not told.run:
-        remove_books(Path(told.folder))  # no rank has a book before all are there
-    # The ranks that it starts by itself do not judge: this process does, when they have ended.
-    os.environ |= anywhere.environment(told.folder, told.steps, told.run or secrets.token_hex(8))
-    anywhere.install()
-    rank = Rank(told, say)
-    exit_code, error = script.run(code, told.script, words)
-    sys.stdout = sys.__stdout__ or sys.stdout  # the script may have put a file there
-    return rank.end(exit_code, error)
 
 
 def _forget() -> None:

@@ -2,19 +2,26 @@
 
 import math
 import os
+import secrets
 import shutil
 import socket
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from cos598d.errors import UsageError
 from cos598d.terminal.children import end_all, exit_code_of, wait_together
 from cos598d.terminal.program import ends_with_parent, own_environment
 from cos598d.tools.audit import script
-from cos598d.tools.audit.anywhere import environment
+from cos598d.tools.audit.anywhere import environment, install
+from cos598d.tools.audit.exchange import remove_books
 from cos598d.tools.audit.options import Told
 from cos598d.world.network import DEFAULT_IP
+
+if TYPE_CHECKING:
+    from cos598d.tools.audit.rank import Rank
 
 RUN = "COS598D_AUDIT_RUN"  # the run's name, in a rank whose launcher judges
 _FAILED_SECONDS = 10.0  # when a rank has failed, the others have this long to notice
@@ -27,6 +34,22 @@ def filled(words: Sequence[str], values: Mapping[str, object]) -> list[str]:
     for name, value in values.items():
         found = [word.replace("{" + name + "}", str(value)) for word in found]
     return found
+
+
+def audit_script(told: Told, words: Sequence[str], say: Callable[["Rank", int], int]) -> int:
+    """Run the script under observation, as this rank, and return the exit code that `say` returns for its own."""
+    from cos598d.tools.audit.rank import Rank  # it loads torch
+
+    code = script.load(told.script)
+    if not told.run:
+        remove_books(Path(told.folder))  # no rank has a book before all are there
+    # The ranks that it starts by itself do not judge: this process does, when they have ended.
+    os.environ |= environment(told.folder, told.steps, told.run or secrets.token_hex(8))
+    install()
+    rank = Rank(told, say)
+    exit_code, error = script.run(code, told.script, words)
+    sys.stdout = sys.__stdout__ or sys.stdout  # the script may have put a file there
+    return rank.end(exit_code, error)
 
 
 def start_ranks(

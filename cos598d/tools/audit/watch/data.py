@@ -223,7 +223,7 @@ class Samples:
         if len(self.evaluation) < MOST:
             self.evaluation += sample_digests(batch)[: MOST - len(self.evaluation)]
 
-    def adds_up(self, tensors: list[torch.Tensor], drawn: dict[str, Any], where: list[Any]) -> None:
+    def adds_up(self, tensors: list[torch.Tensor], drawn: dict[str, Any], where: ScriptLine) -> None:
         """An evaluation is about to sum these tensors over the ranks. `drawn` describes its loader or sampler."""
         elements = sum(each.numel() for each in tensors)
         are_exact = all(each.layout is torch.strided and each.dtype not in _COARSE for each in tensors)
