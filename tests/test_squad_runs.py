@@ -121,7 +121,7 @@ def test_files_are_found_by_the_beginning_of_their_names(folder, run_here):
         (["--data_dir", "cut"], "dev-v1.1.json is not a SQuAD file"),
         (["--model_type", "vit"], "--model_type vit cannot do squad. Choose bert or roberta or distilbert."),
         (["--max_seq_length", "67"], "--max_seq_length 67 leaves no room for text next to questions of 64"),
-        (["--doc_stride", "0"], "--doc_stride 0 is not valid. Give a number of at least 1."),
+        (["--doc_stride", "0"], "--doc_stride 0 is not valid. Give a number of at least 1"),
         (["--null_score_diff_threshold", "1"], "--null_score_diff_threshold is for SQuAD 2.0. Add --version_2"),
         (["--null_score_diff_threshold", "nan"], "--null_score_diff_threshold nan is not valid. Give a number."),
     ],
