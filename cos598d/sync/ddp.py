@@ -1,5 +1,6 @@
 """Task 3: torch's DistributedDataParallel, unchanged."""
 
+import warnings
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -38,16 +39,18 @@ class DDP(GradientSync):
         if not self.parameters:
             return call
         words: dict[str, Any] = {} if self.options.broadcast_buffers else {"broadcast_buffers": False}
-        self._ddp = DistributedDataParallel(
-            model,
-            process_group=self.group,
-            find_unused_parameters=self.options.find_unused_parameters,
-            init_sync=False,  # `attach` has just done it
-            # Passed only if it differs: torch then has no small first bucket.
-            bucket_cap_mb=None if self.options.bucket_mb == BucketSizes.bucket_mb else self.options.bucket_mb,
-            gradient_as_bucket_view=self.options.gradient_as_bucket_view,
-            **words,  # passed only if it differs: torch 2.13 warns about its name
-        )
+        with warnings.catch_warnings():  # torch 2.13 has another name for it, with another meaning
+            warnings.filterwarnings("ignore", "`broadcast_buffers` is deprecated", FutureWarning)
+            self._ddp = DistributedDataParallel(
+                model,
+                process_group=self.group,
+                find_unused_parameters=self.options.find_unused_parameters,
+                init_sync=False,  # `attach` has just done it
+                # Passed only if it differs: torch then has no small first bucket.
+                bucket_cap_mb=None if self.options.bucket_mb == BucketSizes.bucket_mb else self.options.bucket_mb,
+                gradient_as_bucket_view=self.options.gradient_as_bucket_view,
+                **words,
+            )
         return self._ddp
 
     def begin_forward(self) -> None:
