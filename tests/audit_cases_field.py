@@ -96,11 +96,6 @@ add(
     root_averages=averaged(GATHER.format(mean="torch.stack(parts).mean(0)")),
     broadcast_of_the_average=averaged(SUM_AND_MEAN + BROADCAST),
     handles=by_hand((AVERAGE, "    while handles:\n        handles.pop().wait()\n"), ("optimizer = torch", HOOKS)),
-)
-# Right, but the ranks' examples count differently, so the audit cannot tell whether that is meant.
-add(
-    UNACCUSED,
-    (2, 3),
     zeros_of_one_rank=by_hand(("labels[batch])\n", "labels[batch]) * (ranks / (ranks - 1) if rank else 0.0)\n")),
 )
 # Means over unequal numbers of tokens, and a short batch.

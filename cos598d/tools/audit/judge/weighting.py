@@ -175,6 +175,8 @@ def _weights(fits: Fits) -> Judged:
         ways = [("rank", by_rank)]
         ways += [("micro-batch", [[each] for each in by_rank[0]])] if are_micro_batches(step.rows[0]) else []
         for of, parts in ways:
+            if len({micro["weight"] is None for each in parts for micro in each}) > 1:
+                continue  # known in two ways, which say nothing of each other
             of_samples, of_examples = zip(*map(_weights_in, parts), strict=True)
             known = [each for each in (of_samples, of_examples) if all(each)]
             if not known or (len(known) == 2 and all(map(_are_alike, known))):
