@@ -36,7 +36,8 @@ class TorchZero1(DDP):
             [group for group in optimizer.param_groups if group["params"]],
             optimizer_class=kind,
             process_group=self.group,
-            parameters_as_bucket_view=True,
+            # A bucket gives its parameters another order in memory than DDP's buckets have, so channels_last stays out.
+            parameters_as_bucket_view=all(p.is_contiguous() for _, p in self.parameters),
             **settings,
         )
         self._naming = contextlib.ExitStack()
