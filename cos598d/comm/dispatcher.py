@@ -107,26 +107,26 @@ class DispatchedCall:
 
 
 Listener = Callable[[DispatchedCall], None]
-Sums = Callable[[list[torch.Tensor]], None]
+Before = Callable[[str, list[torch.Tensor], bool], None]
 _ADDING = (0, 1)  # ReduceOp.SUM and ReduceOp.AVG, by torch's numbers
-_listeners: list[tuple[Listener, Sums | None]] = []
+_listeners: list[tuple[Listener, Before | None]] = []
 _library: torch.library.Library | None = None
 
 
 @contextlib.contextmanager
-def listening(listener: Listener, sums: Sums | None = None) -> Iterator[None]:
+def listening(listener: Listener, before: Before | None = None) -> Iterator[None]:
     """A context in which `listener` gets every call of this process, after the call and on the same thread.
 
-    `sums` gets the tensors of each reduction that adds up or averages, before the call.
+    `before` gets the collective, its tensors and whether they are added up or averaged, before the call.
     """
     global _library  # noqa: PLW0603 - the dispatcher is this process's, too
-    _listeners.append((listener, sums))
+    _listeners.append((listener, before))
     if _library is None:
         _library = _install()
     try:
         yield
     finally:
-        _listeners.remove((listener, sums))
+        _listeners.remove((listener, before))
         if not _listeners and _library is not None:
             _library._destroy()
             _library = None
@@ -146,10 +146,10 @@ def _install() -> torch.library.Library:
 def _kernel(overload: Any, below: Any, operator: Operator, keyset: Any, *arguments: Any) -> Any:
     tensors = [] if operator.op == BARRIER else list(_flat(arguments[operator.payload]))
     listeners = list(dict.fromkeys(_listeners))  # each once, however often it is registered
-    if operator.reduces is not None and arguments[operator.reduces].op() in _ADDING:
-        for _, sums in listeners:
-            if sums is not None:
-                sums(tensors)
+    adds = operator.reduces is not None and arguments[operator.reduces].op() in _ADDING
+    for _, before in listeners:
+        if before is not None:
+            before(operator.op, tensors, adds)
     began = time.perf_counter()
     result = overload.redispatch(keyset & below, *arguments)
     seconds = time.perf_counter() - began

@@ -30,7 +30,7 @@ from cos598d.terminal.files import cache_folder
 from cos598d.terminal.words import ranks_in_words
 from cos598d.world.identity import LISTENER, SECRET_VARIABLE, Identity
 from cos598d.world.meeting import Meeting
-from cos598d.world.network import choose_interface, is_loopback, network_identity
+from cos598d.world.network import address_facing, choose_interface, is_loopback, network_identity
 from cos598d.world.waiting import wait
 
 LINGER_SECONDS = 5.0  # how long rank 0 stays after a failure: its end would end the store, before others have heard
@@ -56,19 +56,22 @@ def meet(identity: Identity, seconds: float, facts: Mapping[str, Any]) -> Meetin
         size = store.get("nonce").decode().partition(" ")[0]
         if size and int(size) != identity.world_size:
             _object(identity, store, f"was started with --world_size {identity.world_size} and rank 0 with {size}")
-        me = {"proof": _proof(secret, store, identity.rank), "host": network_identity(), "facts": dict(facts)}
+        own = address_facing(identity.listening_ip)
+        proof = _proof(secret, store, identity.rank)
+        me = {"proof": proof, "host": network_identity(), "address": own, "facts": dict(facts)}
         store.set(f"hello/{identity.rank}", json.dumps(me))
         if identity.rank == 0:
             store.set("verdict", json.dumps(_judge(identity, store, secret, seconds)))
         if not wait(lambda: store.check(["verdict"]), seconds + LINGER_SECONDS):
             raise UserError(f"rank 0 does not answer at {place}. See its own error.")
-        error, hosts = json.loads(store.get("verdict"))
+        error, hosts, elsewhere = json.loads(store.get("verdict"))
         if error:
             _stay(identity, store)
             raise UserError(error)
     except dist.DistError:
         raise UserError(f"rank 0 at {place} has ended. See its own error.") from None
-    choose_interface(identity.listening_ip)
+    # Where rank 0's name means loopback on its own host, the ranks there take the interface that faces another host.
+    choose_interface(elsewhere if elsewhere and own and is_loopback(own) else identity.listening_ip)
     return Meeting(identity, store, hosts, seconds)
 
 
@@ -76,7 +79,7 @@ def tell_failure(identity: Identity, sentence: str) -> None:
     """Tell the ranks that wait for this one, or come a moment later, that it has failed before it could meet them."""
     with contextlib.suppress(UserError, dist.DistError):
         store = _own_part(identity, open_store(identity, LINGER_SECONDS))
-        error = json.dumps([f"rank {identity.rank} could not start: {sentence}", []])
+        error = json.dumps([f"rank {identity.rank} could not start: {sentence}", [], None])
         if identity.rank == 0:
             store.set("verdict", error)
             store.set("nonce", "")
@@ -118,12 +121,17 @@ def open_store(identity: Identity, seconds: float) -> dist.Store:
 
 
 def bind(ip: str, port: int) -> socket.socket:
-    """A socket that is bound to this host's own address `ip`, and nothing else. Raises UserError if it cannot be."""
+    """A socket that is bound to this host's own address `ip`, and nothing else. Raises UserError if it cannot be.
+
+    The exception is a name that means loopback here, as Debian's /etc/hosts has it, and may mean another address
+    elsewhere: it is bound to all addresses.
+    """
     try:
         family, _, _, _, place = socket.getaddrinfo(ip, port, type=socket.SOCK_STREAM)[0]
         listener = socket.socket(family, socket.SOCK_STREAM)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(place)
+        is_name_of_loopback = not is_loopback(ip) and is_loopback(str(place[0]))
+        listener.bind(("", port) if is_name_of_loopback else place)
         return listener
     except OSError as error:
         raise UserError(
@@ -174,7 +182,7 @@ def _answers(host: str, port: int) -> bool:
 def _object(identity: Identity, store: dist.Store, what: str) -> None:
     """End this rank, which cannot belong to the run, and tell rank 0 why."""
     error = f"rank {identity.rank} {what}. Give every rank the same."
-    store.set("objection", json.dumps([error, []]))
+    store.set("objection", json.dumps([error, [], None]))
     raise UserError(error)
 
 
@@ -185,10 +193,11 @@ def _stay(identity: Identity, store: dist.Store) -> None:
         wait(lambda: store.add("heard", 0) == identity.world_size, LINGER_SECONDS)
 
 
-def _judge(identity: Identity, store: dist.Store, secret: bytes, seconds: float) -> tuple[str, list[int]]:
-    """Rank 0's verdict: why there is no run, or the number of each rank's host."""
+def _judge(identity: Identity, store: dist.Store, secret: bytes, seconds: float) -> tuple[str, list[int], str | None]:
+    """Rank 0's verdict: why there is no run, or the number of each rank's host; and the address of one elsewhere."""
     missing = set(range(identity.world_size))
     hosts: dict[int, str] = {}
+    addresses: dict[int, str] = {}
     facts: dict[str, Any] = {}
     wrong: list[str] = []
 
@@ -198,7 +207,7 @@ def _judge(identity: Identity, store: dist.Store, secret: bytes, seconds: float)
         for rank in sorted(rank for rank in missing if store.check([f"hello/{rank}"])):
             its = json.loads(store.get(f"hello/{rank}"))
             missing.discard(rank)
-            hosts[rank] = its["host"]
+            hosts[rank], addresses[rank] = its["host"], its["address"] or ""
             facts.update({} if facts else its["facts"])
             if not hmac.compare_digest(its["proof"], _proof(secret, store, rank)):
                 wrong.append(f"rank {rank} has another {SECRET_VARIABLE} than rank 0, or belongs to another run.")
@@ -214,9 +223,10 @@ def _judge(identity: Identity, store: dist.Store, secret: bytes, seconds: float)
         )
         wrong.append(f"{late} Start every rank with the same --master_ip and --master_port.")
     if wrong:
-        return wrong[0], []
+        return wrong[0], [], None
     numbers = {host: number for number, host in enumerate(dict.fromkeys(hosts[rank] for rank in sorted(hosts)))}
-    return "", [numbers[hosts[rank]] for rank in sorted(hosts)]
+    elsewhere = next((each for _, each in sorted(addresses.items()) if each and not is_loopback(each)), None)
+    return "", [numbers[hosts[rank]] for rank in sorted(hosts)], elsewhere
 
 
 def _proof(secret: bytes, store: dist.Store, rank: int) -> str:

@@ -67,21 +67,25 @@ def look_between(comm: LessonComm, module: Any, name: str) -> list[dict[str, Any
     """
     model, ledger, found, sent = One(), Ledger(), [], dict.fromkeys(range(comm.world_size), 0)
     buffer: list[torch.Tensor] = []
+    held: list[float] = []
 
-    def look(call: DispatchedCall) -> None:
+    def before(op: str, tensors: list[torch.Tensor], _: bool) -> None:
+        """Look before the call: as soon as a rank receives, the message may be there."""
         gradient = model.weight.grad
-        if call.op not in ("send", "recv") or gradient is None:
+        if op not in ("send", "recv") or gradient is None:
             return
-        memory = call.tensors[0].untyped_storage()
-        if call.tensors[0].dtype == gradient.dtype and memory.nbytes() == gradient.nbytes:
+        memory = tensors[0].untyped_storage()
+        if tensors[0].dtype == gradient.dtype and memory.nbytes() == gradient.nbytes:
             buffer[:] = [torch.empty(0, dtype=gradient.dtype).set_(memory, 0, (ELEMENTS,), (1,))]
+        held[:] = (buffer or [gradient])[0].tolist()
+
+    def after(call: DispatchedCall) -> None:
         if call.op == "send":
             sent[call.root] += 1
-        else:
-            here = (buffer or [gradient])[0]
-            found.append(look_at(here.tolist(), call.root, sent, comm.world_size))
+        elif call.op == "recv" and held:
+            found.append(look_at(held, call.root, sent, comm.world_size))
 
-    with noted(comm, ledger), listening(look):
+    with noted(comm, ledger), listening(after, before):
         wrapped = wrap(name, model, ledger, find_unused_parameters=False)
         wrapped(float(BASE**comm.rank)).backward()
     assert model.weight.grad is not None

@@ -58,7 +58,7 @@ class Observer:
         self._forwards = Forwards(self.guard(self._forward_begins), self.guard(self._forward_ended))
         moments.listen(self)
         self._listening = contextlib.ExitStack()
-        self._listening.enter_context(listening(self.guard(self._called), self.guard(self._adds_up)))
+        self._listening.enter_context(listening(self.guard(self._called), self.guard(self._call_begins)))
 
     def close(self) -> None:
         """Stop watching."""
@@ -184,8 +184,8 @@ class Observer:
         about = {name: facts[name] for name in ("op", "names", "elements", "in_backward", "where")}
         self.steps.event("call", **about, carries=facts["kind"], root=call.root, ranks=call.ranks)
 
-    def _adds_up(self, tensors: list[torch.Tensor]) -> None:
-        if self._is_evaluating and not self._in_backward:
+    def _call_begins(self, _: str, tensors: list[torch.Tensor], adds: bool) -> None:
+        if adds and self._is_evaluating and not self._in_backward:
             self.samples.adds_up(tensors, self.data.drawn(), here(self.steps.backward_place))
 
     def _end_iteration(self) -> None:
