@@ -1,6 +1,6 @@
-"""What each sync sends, waits for and holds, by formula: one row per sync. The ledger and the memory are measured.
+"""What each sync sends and holds, by formula: one row per sync. The ledger and the memory are measured.
 
-`--dry_run`, `scale`, `check`, bench, the report and the table in the docs read it. In the formulas:
+`--dry_run`, `check` and the report read it. In the formulas:
 
     S  bytes of the trainable weights, and so of the gradients        n  ranks
     P  how many tensors these are                                     r  a rank
@@ -13,7 +13,6 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from math import ceil, log2
 
 from cos598d.comm.gloo import broadcast_bytes, reduce_bytes
 
@@ -76,13 +75,11 @@ class Facts:
 
     sent    bytes of gradients and weights that rank r sends in a step, on average over steps
     calls   its calls of a step, on average over steps
-    waits   messages of a call that wait for one another among n ranks
     held    bytes that a rank holds
     """
 
     sent: Callable[[Job, int], float]
     calls: Callable[[Job], float]
-    waits: Callable[[int], float]
     held: Callable[[Job], Held]
 
 
@@ -94,16 +91,6 @@ def passes(j: Job, count: float, size: float | None = None) -> float:
 def both_ways(j: Job, r: int = 0) -> float:
     """An all-reduce, or a reduce-scatter and an all-gather: 2(n-1)/n S."""
     return passes(j, 2)
-
-
-def in_a_ring(n: int) -> int:
-    """The steps of a ring all-reduce."""
-    return 2 * (n - 1)
-
-
-def levels(n: int) -> int:
-    """The levels of a binary tree of n ranks."""
-    return ceil(log2(n))
 
 
 def replica(j: Job) -> Held:
@@ -138,47 +125,41 @@ def through_a_root(j: Job, r: int) -> float:
 
 
 FACTS: dict[str, Facts] = {
-    "none": Facts(lambda j, r: 0, lambda j: 0, lambda n: 0, replica),
-    "gather_scatter": Facts(lambda j, r: j.S * (1 if r else j.n - 1), lambda j: 2 * j.P, lambda n: 1, replica),
-    "reduce_broadcast": Facts(through_a_root, lambda j: 2 * j.P, lambda n: n - 1 + levels(n), replica),
-    "all_reduce": Facts(both_ways, lambda j: j.P, in_a_ring, replica),
-    "flat": Facts(both_ways, lambda j: 1, in_a_ring, replica),
-    "overlap": Facts(both_ways, lambda j: j.P, in_a_ring, replica),
-    "bucketed": Facts(both_ways, lambda j: j.B, in_a_ring, replica),
-    "ring": Facts(both_ways, lambda j: 1, in_a_ring, replica),
-    "halving_doubling": Facts(folded, lambda j: 1, lambda n: 2 * levels(n), replica),
-    "tree": Facts(lambda j, r: j.S * (children(j.n, r) + (r > 0)), lambda j: 1, lambda n: 2 * levels(n), replica),
-    "shared_memory": Facts(lambda j, r: 0, lambda j: j.B, lambda n: 0, replica_and(lambda j: j.S / j.n)),
-    "hierarchical": Facts(among_hosts, lambda j: j.B, in_a_ring, replica_and(lambda j: j.S * j.h / j.n)),
-    "sparse_rows": Facts(lambda j, r: passes(j, 2, j.S - j.E + j.E * j.u), lambda j: j.B, in_a_ring, replica),
-    "local_sgd": Facts(lambda j, r: both_ways(j) / j.H, lambda j: 1 / j.H, in_a_ring, replica),
+    "none": Facts(lambda j, r: 0, lambda j: 0, replica),
+    "gather_scatter": Facts(lambda j, r: j.S * (1 if r else j.n - 1), lambda j: 2 * j.P, replica),
+    "reduce_broadcast": Facts(through_a_root, lambda j: 2 * j.P, replica),
+    "all_reduce": Facts(both_ways, lambda j: j.P, replica),
+    "flat": Facts(both_ways, lambda j: 1, replica),
+    "overlap": Facts(both_ways, lambda j: j.P, replica),
+    "bucketed": Facts(both_ways, lambda j: j.B, replica),
+    "ring": Facts(both_ways, lambda j: 1, replica),
+    "halving_doubling": Facts(folded, lambda j: 1, replica),
+    "tree": Facts(lambda j, r: j.S * (children(j.n, r) + (r > 0)), lambda j: 1, replica),
+    "shared_memory": Facts(lambda j, r: 0, lambda j: j.B, replica_and(lambda j: j.S / j.n)),
+    "hierarchical": Facts(among_hosts, lambda j: j.B, replica_and(lambda j: j.S * j.h / j.n)),
+    "sparse_rows": Facts(lambda j, r: passes(j, 2, j.S - j.E + j.E * j.u), lambda j: j.B, replica),
+    "local_sgd": Facts(lambda j, r: both_ways(j) / j.H, lambda j: 1 / j.H, replica),
     "diloco": Facts(
         lambda j, r: both_ways(j) / j.F / j.H,
         lambda j: 1 / j.H,
-        in_a_ring,
         replica_and(lambda j: (2 + 2 / j.F) * j.S),
     ),
-    "ddp": Facts(both_ways, lambda j: j.B, in_a_ring, replica_and(lambda j: j.S)),
-    "zero1": Facts(both_ways, lambda j: 2 * j.B, lambda n: 1, lambda j: Held(j.S, j.S, j.state * j.S / j.n, j.S)),
+    "ddp": Facts(both_ways, lambda j: j.B, replica_and(lambda j: j.S)),
+    "zero1": Facts(both_ways, lambda j: 2 * j.B, lambda j: Held(j.S, j.S, j.state * j.S / j.n, j.S)),
     "zero2": Facts(
         lambda j, r: passes(j, j.a + 1),
         lambda j: (j.a + 1) * j.B,
-        lambda n: 1,
         lambda j: Held(j.S, j.S / j.n, j.state * j.S / j.n),
     ),
     "zero3": Facts(
         lambda j, r: j.a * (passes(j, 3) - passes(j, 1, j.E)),
         lambda j: 3 * j.a * j.L,
-        lambda n: 1,
         lambda j: Held(j.S / j.n, j.S / j.n, j.state * j.S / j.n),
     ),
     "sparse_zero1": Facts(
         lambda j, r: passes(j, 2, j.S - j.E) + (j.n - 1) * j.v * j.E,
         lambda j: 2 * (j.B + (j.E > 0)),
-        lambda n: 1,
         lambda j: Held(j.S, j.S, j.state * (j.E + (j.S - j.E) / j.n)),
     ),
-    "shared_weights": Facts(
-        lambda j, r: 0, lambda j: 0, lambda n: 0, lambda j: Held(j.S / j.n, j.S, j.state * j.S / j.n)
-    ),
+    "shared_weights": Facts(lambda j, r: 0, lambda j: 0, lambda j: Held(j.S / j.n, j.S, j.state * j.S / j.n)),
 }

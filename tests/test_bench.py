@@ -13,13 +13,14 @@ from cos598d.commands.cli import main
 from cos598d.commands.flags import to_words
 from cos598d.errors import UsageError
 from cos598d.models.build import find_model
-from cos598d.records.fit import CallCost, bandwidths, fit_call_cost
+from cos598d.optimizers import make_optimizer
 from cos598d.records.summary import LAST_TO_LAST, median_interval, paired_ratio, summarize, world_seconds
 from cos598d.tools.bench.candidates import parse_candidate, parse_candidates, references
-from cos598d.tools.bench.messages import message_sizes
+from cos598d.tools.bench.messages import fit_line, message_sizes
 from cos598d.tools.bench.plan import BenchPlan, plan_from
 from cos598d.tools.bench.rounds import order_of_round
-from cos598d.tools.bench.workload import Stepper, Workload
+from cos598d.tools.bench.turns import STEPPING
+from cos598d.tools.bench.workload import Workload
 
 SIZES = [1 << power for power in range(10, 29, 2)]
 TINY_BENCH = ["-m", "cos598d", "bench", "--model", "tiny", "--world_size", 2, "--batch", 2, "--tokens", 16]
@@ -49,15 +50,7 @@ def times(overhead, bandwidth, noise=0.0):
 def test_the_fit_finds_overhead_and_bandwidth(overhead, bandwidth, last):
     seconds = times(overhead, bandwidth, noise=0.03 if last == 1 else 0)
     seconds[-1] *= last
-    cost = fit_call_cost(SIZES, seconds)
-    assert cost.overhead_seconds == pytest.approx(overhead, rel=0.1)
-    assert cost.bytes_per_second == pytest.approx(bandwidth, rel=0.1)
-
-
-def test_bandwidths_are_nccl_tests_and_calls_cost_their_overheads_and_bytes():
-    assert bandwidths(1000, 0.5, 4) == (2000, 3000)
-    assert bandwidths(1000, 0.5, 2) == (2000, 2000)
-    assert CallCost(0.5, 100).seconds(300) == 3.5
+    assert fit_line(SIZES, seconds) == pytest.approx((overhead, 1 / bandwidth), rel=0.1)
 
 
 def test_the_median_s_interval_is_of_order_statistics_and_holds_it_as_often_as_stated():
@@ -212,9 +205,7 @@ def test_replicas_share_only_the_weights():
     replica(**inputs[0])[0].backward()
     assert all(own.grad is None and other.grad is not None for own, other in pairs)
     before = [own.clone() for own, _ in pairs]
-    stepper = Stepper(workload.model)
-    stepper.clip(replica)
-    stepper.step(replica)
+    make_optimizer(replica, STEPPING).step()
     assert all(torch.equal(own, kept) for (own, _), kept in zip(pairs, before, strict=True))
 
 
@@ -271,7 +262,7 @@ def test_every_candidate_is_measured_in_every_round_and_is_in_the_table(start, t
 
 
 def test_candidates_that_step_by_themselves_are_measured_with_their_steps(start, tmp_path):
-    words = ["--rounds", 1, "--sync", "zero1,zero3", "--step", "--precision", "bf16", "--output", "out"]
+    words = ["--rounds", 1, "--sync", "zero1,zero3,torch_fsdp", "--step", "--precision", "bf16", "--output", "out"]
     text, record = bench(start, words), read(tmp_path / "out" / "bench.json")
     assert record["setting"]["precision"] == "bf16"
     assert " each), bf16, 1 round\n" in text
@@ -281,7 +272,7 @@ def test_candidates_that_step_by_themselves_are_measured_with_their_steps(start,
     assert all(size < sent < 1.5 * size for sent in record["traffic"]["zero3"]["bytes_sent"])  # looked-up rows once
     norms = record["gradient_norm"]
     # The ranks' sums are in another order.
-    for name in ("zero1", "zero3"):
+    for name in ("zero1", "zero3", "torch_fsdp"):
         assert norms[name] == pytest.approx(norms["ddp"], rel=1e-4)
     assert "not the same work" not in text
 
@@ -299,5 +290,7 @@ def test_a_sweep_of_message_sizes_fits_a_call(start, tmp_path):
     text = bench(start, ["--rounds", 1, "--sweep", "message_size", "--largest_mb", 0.0625, "--output", "out"])
     record = read(tmp_path / "out" / "bench.json")
     assert [row["payload_bytes"] for row in record["message_size"]["sizes"]] == [1 << 10, 1 << 12, 1 << 14, 1 << 16]
-    assert record["message_size"]["fit"]["bytes_per_second"] > 0
+    row, fit = record["message_size"]["sizes"][1], record["message_size"]["fit"]
+    assert row["algbw_bytes_per_second"] == row["busbw_bytes_per_second"] == 4096 / row["seconds_median"]  # 2 ranks
+    assert row["seconds_fitted"] == pytest.approx(fit["overhead_seconds"] + 4096 / fit["bytes_per_second"])
     assert "64 KiB" in text

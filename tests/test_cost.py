@@ -1,12 +1,8 @@
-"""What a run costs: predicted next to six real benches, next to what ranks really send and hold, and tried by `auto`.
-Imports the predictor and the forecast, because their errors are numbers that no command prints."""
+"""What a run costs: forecast next to what ranks really send and hold, and tried by `auto`.
+Imports the forecast and the trials, because two ranks' own counts are numbers that no command prints."""
 
-import json
-import statistics
 import time
-from dataclasses import replace
 from functools import partial
-from pathlib import Path
 
 import pytest
 import torch
@@ -16,12 +12,9 @@ from torch import nn
 
 from cos598d.comm.group import Ranks
 from cos598d.comm.ledger import Ledger
-from cos598d.commands.cli import main
-from cos598d.commands.start import exit_code_of
 from cos598d.config import RunConfig
 from cos598d.cost import tune
 from cos598d.cost.forecast import forecast, forecast_lines
-from cos598d.cost.predict import Costs, Link, fit, load, traffic
 from cos598d.errors import UsageError
 from cos598d.inputs import find
 from cos598d.memory import held
@@ -29,129 +22,6 @@ from cos598d.models.build import build_model
 from cos598d.optimizers import make_optimizer
 from cos598d.parallel import parallelize
 from cos598d.records.conventions import GRADIENTS, PARAMETERS
-
-BENCHES = Path(__file__).parent / "real_benches"
-GOAL = 0.15
-# Each bench, and those from which it is predicted.
-HELD_OUT = {
-    "2hosts-1gbit": ["4hosts-1gbit"],
-    "4hosts-1gbit": ["2hosts-1gbit"],
-    "tiny-2hosts-10mbit": ["tiny-4hosts-10mbit"],
-    "tiny-4hosts-3mbit": ["tiny-4hosts-10mbit"],
-    "tiny-4hosts-10mbit-10ms": ["tiny-4hosts-10mbit"],
-    "tiny-4hosts-10mbit": ["tiny-4hosts-3mbit", "tiny-4hosts-10mbit-10ms", "tiny-2hosts-10mbit"],
-}
-
-
-def benches(*names):
-    return load([BENCHES / f"{name}.json" for name in names])
-
-
-def misses(name):
-    """predicted / measured - 1 of each sync in this bench, from the others; compute is its own."""
-    fitted, held = fit(benches(*HELD_OUT[name])), benches(name)[0]
-    known = {rung.label for bench in fitted.benches for rung in bench.rungs}
-    return {
-        rung.label: fitted.predict(rung.label, held.ranks, held.link, held.batch, held) / rung.seconds - 1
-        for rung in held.rungs
-        if rung.label in known and rung.sync != "none"
-    }
-
-
-@pytest.mark.parametrize("name", HELD_OUT)
-def test_the_formula_is_as_near_as_the_simulation_that_was_four_times_as_long(name):
-    found, earlier = misses(name), json.loads((BENCHES / "earlier_misses.json").read_text())[name]
-    assert len(found) >= 10
-    near, before = (sum(abs(miss) <= GOAL for miss in of.values()) for of in (found, earlier))
-    assert near >= before - 2
-    typical = statistics.median(abs(miss) for miss in found.values())
-    assert typical <= statistics.median(abs(earlier[label]) for label in found) + 0.05
-
-
-def test_most_predictions_reach_the_goal():
-    every = [abs(miss) for name in HELD_OUT for miss in misses(name).values()]
-    assert statistics.median(every) < GOAL
-    assert sum(miss <= GOAL for miss in every) >= 0.65 * len(every)
-
-
-@pytest.mark.parametrize("name", HELD_OUT)
-def test_the_bytes_are_those_that_the_busiest_rank_has_sent(name):
-    measured, bench = json.loads((BENCHES / f"{name}.json").read_text())["traffic"], benches(name)[0]
-    for rung in bench.rungs:
-        if rung.sync not in ("gather_scatter", "reduce_broadcast", "tree"):  # messages follow one another there
-            sent = max(measured[rung.label]["bytes_sent"])
-            assert traffic(rung, bench, bench.ranks)[1] == pytest.approx(sent, rel=0.02)
-
-
-def test_known_costs_are_found_again():
-    """Seconds that follow the predictor's own formulas tell its costs, if rates differ."""
-    made = benches("tiny-4hosts-10mbit", "tiny-4hosts-3mbit")
-    truth = fit(made)._replace(costs=Costs(step=2e-3, byte=3e-8))
-    for bench in made:
-        for place, rung in enumerate(bench.rungs):
-            seconds = truth.predict(rung.label, bench.ranks, bench.link, bench.batch, bench)
-            bench.rungs[place] = replace(rung, seconds=seconds)
-    assert tuple(fit(made).costs) == pytest.approx(tuple(truth.costs), rel=0.02)
-
-
-def test_predictions_follow_the_link():
-    fitted = fit(benches("4hosts-1gbit"))
-    ring = partial(fitted.predict, "ring")
-    assert ring(1, Link(1e9), 4) == pytest.approx(sum(fitted.benches[0].compute))
-    assert ring(4, Link(1e8), 4) - ring(4, Link(1e9), 4) == pytest.approx(8 * 1.5 * 90.86e6 * 9e-9 / 0.95, rel=0.01)
-    assert ring(64, Link(1e9, 0.01), 4) - ring(64, Link(1e9), 4) == pytest.approx(126 * 0.01, rel=0.01)
-    assert ring(4, Link(), 8) > ring(4, Link(), 4)
-    # with a long delay and many hosts few steps win, with a slow link few bytes
-    far = {name: fitted.predict(name, 256, Link(1e10, 0.05), 4) for name in ("ring", "halving_doubling", "tree")}
-    assert min(far, key=far.get) == "halving_doubling"
-    slow = {name: fitted.predict(name, 16, Link(1e7), 4) for name in ("ring", "tree", "sparse_rows")}
-    assert min(slow, key=slow.get) == "sparse_rows"
-    assert max(slow, key=slow.get) == "tree"
-
-
-def scale(capsys, *words):
-    code = exit_code_of(main, ["scale", *map(str, words)])
-    return code, capsys.readouterr()
-
-
-def test_scale_prints_what_it_predicts_and_marks_what_was_measured(capsys):
-    code, said = scale(capsys, BENCHES / "4hosts-1gbit.json", "--to", 16)
-    assert code == 0
-    rows = [line.split("  ") for line in said.out.splitlines()]
-    heads = [[cell.strip() for cell in row if cell] for row in rows if row[0] == "sync"]
-    assert heads == [["sync", "1", "2", "4", "8", "16"]] * 2
-    seconds, speed_up = ([cell.strip() for cell in row if cell] for row in rows if row[0] == "ring")
-    assert seconds[3].endswith("[2.470]")
-    assert "[" not in "".join(seconds[:3] + seconds[4:])
-    first, last = float(seconds[1]), float(seconds[5])
-    assert float(speed_up[5]) == pytest.approx(16 * first / last, rel=0.01)
-    assert "is the fastest on 16 hosts with links of 1gbit, batch 4 on each" in said.out
-
-
-WRONG = {
-    "other work": (["4hosts-1gbit", "tiny-4hosts-3mbit"], "do not measure the same work", 1),
-    "no bench": (["nowhere"], "does not exist. Give a folder that `bench --output` has written", 1),
-    "no baseline": (["BASELESS"], "has no baseline without communication (none). Measure syncs, without --alone.", 1),
-    "a rate": (["4hosts-1gbit", "--rate", "fast"], "--rate fast is not valid", 2),
-    "a delay": (["4hosts-1gbit", "--delay", "20"], "--delay 20 is not valid", 2),
-    "too few hosts": (["4hosts-1gbit", "--to", "1"], "--to 1 is not valid. Give a number of at least 2", 2),
-}
-
-
-@pytest.mark.parametrize("name", WRONG)
-def test_scale_refuses_in_one_sentence(name, tmp_path, capsys):
-    words, says, code = WRONG[name]
-    bench = json.loads((BENCHES / "tiny-4hosts-3mbit.json").read_text())
-    bench["candidates"] = [one for one in bench["candidates"] if one["label"] != "none"]
-    del bench["summary"]["none"]
-    for one in bench["summary"].values():
-        one |= {"ratio_to_floor": None, "seconds_exposed": None}
-    (tmp_path / "bench.json").write_text(json.dumps(bench))
-    names = {path.stem: path for path in BENCHES.glob("*.json")} | {"BASELESS": tmp_path}
-    found, said = scale(capsys, *(names.get(word, word) for word in words))
-    assert found == code
-    assert says in said.err
-    assert said.err.count("\n") == 1
 
 
 def config(sync, **changes):

@@ -45,7 +45,6 @@ GROUPS = {
     },
     "Measure": {
         "bench": ("time gradient syncs on the same batches, round by round", "measuring.md"),
-        "scale": ("predict other links, batches and numbers of hosts from benches", "measuring.md"),
         "cluster": ("emulate several hosts on this machine (Linux, root)", "launchers.md"),
     },
 }

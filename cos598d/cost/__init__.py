@@ -1,1 +1,1 @@
-"""The cost model: what calls cost, what a run will cost, and which sync is the fastest here."""
+"""What a run will cost, by formula, and which sync is the fastest here, by trying."""

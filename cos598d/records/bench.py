@@ -14,13 +14,12 @@ FILE_NAME = "bench.json"
 
 
 class BenchSetting(Struct):
-    """What was measured. Benches that differ only in ranks, links and batch measure the same work."""
+    """What was measured."""
 
     world_size: Ranks
     rounds: Size = 1
     batch: Size | None = None  # examples on each rank
     model: str | None = None
-    task: str | None = None
     gradient_bytes: Count | None = None
     tokens: Count | None = None
     step: bool = False
@@ -29,7 +28,6 @@ class BenchSetting(Struct):
     backend: str = "gloo"
     device: str = "cpu"
     threads_per_rank: Size = 1
-    attach: str = "once"
     seconds_of: str = SLOWEST
     operations: AtLeastZero | None = None  # of an iteration
     peak_per_second: AtLeastZero | None = None
@@ -77,14 +75,6 @@ class Traffic(Struct):
     bytes_sent: list[AtLeastZero] = []
 
 
-class Turn(Struct):
-    """A candidate's turn in a round: seconds by rank, where it has such parts."""
-
-    candidate: str
-    seconds_forward_by_rank: list[AtLeastZero] = []
-    seconds_backward_by_rank: list[AtLeastZero] = []
-
-
 class Load(Struct):
     """A rank's machine while candidates were measured: how busy it was, and the rank's own processor seconds."""
 
@@ -117,23 +107,6 @@ class Messages(Struct):
     fit: Fit
 
 
-class Arrival(Struct):
-    """A trainable tensor, in the model's order, and when backward has its gradient (None: never)."""
-
-    name: str
-    shape: list[Count]
-    dtype: str
-    bytes: Count
-    seconds: AtLeastZero | None
-
-
-class Arrivals(Struct):
-    """When the gradients are there, in seconds from backward's begin."""
-
-    backward_seconds: Positive
-    tensors: list[Arrival]
-
-
 class Bench(Struct):
     """What is read of a bench's record. Without candidates it has only sizes of messages."""
 
@@ -142,8 +115,6 @@ class Bench(Struct):
     candidates: list[Candidate]
     summary: dict[str, Measured] = {}
     traffic: dict[str, Traffic] = {}
-    samples: list[Turn] = []
-    arrivals: Arrivals | None = None
     gradient_norm: dict[str, list[float | None]] = {}  # of the averaged gradient, by rank
     host: list[Load] = []
     bytes_are_assumed: bool = False

@@ -8,9 +8,6 @@ PRECISIONS = ("fp32", "bf16", "fp16")
 AUTO_PRECISION = "auto"  # --precision's value for the faster of fp32 and bf16
 # The baselines: the run without a sync, and torch's own.
 FLOOR, DDP = "none", "ddp"
-# The same baseline when no rank computes a dense gradient of an embedding, which is zeros except for a few rows.
-SPARSE_FLOOR = "none:sparse_embeddings"
-FLOORS = (FLOOR, SPARSE_FLOOR)
 # How many iterations at a run's start are excluded as warm-up. The first touches memory and fills caches. In its second
 # forward, torch's DDP rebuilds its buckets in the order in which the first backward's gradients arrived.
 WARM_UP = 2

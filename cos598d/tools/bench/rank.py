@@ -21,7 +21,7 @@ from cos598d.records.conventions import DDP, FLOOR, WARM_UP
 from cos598d.records.summary import summarize
 from cos598d.sync import get_sync
 from cos598d.tools.bench.candidates import Candidate
-from cos598d.tools.bench.messages import measure_arrivals, message_sizes, sweep_message_size
+from cos598d.tools.bench.messages import message_sizes, sweep_message_size
 from cos598d.tools.bench.plan import BenchPlan
 from cos598d.tools.bench.rounds import measure_rounds, stays_attached
 from cos598d.tools.bench.workload import TASK, Workload
@@ -96,7 +96,7 @@ def _measure(
 ) -> dict[str, Any]:
     """The candidates' part of the record."""
     workload = Workload(source, ranks.device, plan.batch, plan.tokens, plan.seed, plan.precision)
-    stay = stays_attached(workload, candidates, ranks, ranks_on_host)
+    stay = stays_attached(workload, len(candidates), plan.step, ranks, ranks_on_host)
     found = measure_rounds(workload, candidates, ranks, plan.rounds, plan.seed, stay, plan.step, progress)
     seconds = {
         candidate.label: [s["seconds"] for s in found["samples"] if s["candidate"] == candidate.label]
@@ -113,7 +113,6 @@ def _measure(
         "tokens": plan.tokens,
         "step": plan.step,
         "precision": plan.precision,
-        "attach": "once" if stay else "turns",
     }
     per_rank = np.full(plan.batch, plan.tokens)
     needed = training_operations(source.model_type, source.config, TASK.head, TASK.num_labels, per_rank)
@@ -121,6 +120,4 @@ def _measure(
     found["setting"] |= {"operations": int(needed.sum()) * ranks.world_size, "peak_per_second": peak}
     if note := slow_on_this_processor(plan.precision, ranks.device):
         found["setting"]["precision_note"] = note
-    if FLOOR in seconds:  # they belong to the pass without a sync
-        found["arrivals"] = measure_arrivals(workload, ranks)
     return found

@@ -3,7 +3,6 @@
 import random
 from collections import Counter
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any
 
 import psutil
@@ -12,12 +11,12 @@ import torch
 from cos598d.comm.group import Ranks
 from cos598d.records.summary import LAST_TO_LAST, SLOWEST, world_seconds
 from cos598d.tools.bench.candidates import Candidate
-from cos598d.tools.bench.turns import PHASES, Turn, make_turn
-from cos598d.tools.bench.workload import Stepper, Workload
+from cos598d.tools.bench.turns import PHASES, Turn
+from cos598d.tools.bench.workload import Workload
 from cos598d.world.devices import gpu_of
 
 # Attached candidates may use this fraction of the free memory. Each keeps up to S bytes of buckets between its turns;
-# one that steps by itself also keeps weights and AdamW's state. The running one needs some S more.
+# one that makes steps also keeps weights and AdamW's state. The running one needs some S more.
 MEMORY_FRACTION, WORKING_GRADIENTS, OWN_STATE = 0.6, 4, 3
 
 
@@ -29,16 +28,15 @@ def order_of_round(count: int, number: int, seed: int) -> list[int]:
     return places
 
 
-def stays_attached(workload: Workload, candidates: Sequence[Candidate], ranks: Ranks, ranks_on_host: int) -> bool:
-    """Whether every candidate stays attached to its replica from the first round to the last.
+def stays_attached(workload: Workload, count: int, steps: bool, ranks: Ranks, ranks_on_host: int) -> bool:
+    """Whether all `count` candidates stay attached to their replicas from the first round to the last.
 
     Otherwise each is attached for its turn and warmed up again, which takes longer but uses only one candidate's
     memory. The free memory decides: of each host, and of each GPU, for the ranks that share it.
     """
     gpu = gpu_of(ranks.device)
     free = psutil.virtual_memory().available if gpu is None else torch.cuda.mem_get_info(ranks.device)[0]
-    kept = len(candidates) + OWN_STATE * sum(candidate.steps_itself for candidate in candidates)
-    needed = workload.gradient_bytes * (kept + WORKING_GRADIENTS)
+    needed = workload.gradient_bytes * (count * (1 + OWN_STATE * steps) + WORKING_GRADIENTS)
     memories = ranks.exchange([gpu, ranks_on_host, free])
     on_gpu = Counter(gpu for gpu, _, _ in memories)
     return all(
@@ -53,7 +51,7 @@ def measure_rounds(
     rounds: int,
     seed: int,
     stay: bool,
-    step: bool,
+    steps: bool,
     progress: Callable[[], None],
 ) -> dict[str, Any]:
     """Measure every candidate once in each of `rounds` rounds; return the record's part, complete on every rank.
@@ -68,15 +66,14 @@ def measure_rounds(
     Communication before a turn (the weights from rank 0, the warm-up) and the start line are not included. `progress`
     is called after every turn.
     """
-    attach = partial(make_turn, workload=workload, ranks=ranks, stepper=Stepper(workload.model) if step else None)
-    attached: list[Turn | None] = [attach(candidate) if stay else None for candidate in candidates]
+    attached = [Turn(candidate, workload, ranks, steps) if stay else None for candidate in candidates]
     rows: list[list[Any]] = []
     traffic, norms = {}, {}
     for number in range(rounds):
         inputs = workload.inputs(number, ranks.rank, ranks.world_size)
         for place, index in enumerate(order_of_round(len(candidates), number, seed)):
             label = candidates[index].label
-            turn = attached[index] or attach(candidates[index])
+            turn = attached[index] or Turn(candidates[index], workload, ranks, steps)
             rows.append([number, place, label, *turn.iterate(inputs)])
             totals = turn.totals
             traffic[label] = [totals.calls, totals.payload_bytes, totals.bytes_sent, totals.bytes_received]

@@ -1,7 +1,6 @@
 """One candidate's turn: an iteration of its replica, timed from a common start."""
 
 import math
-from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
@@ -15,67 +14,75 @@ from cos598d.optimizers import make_optimizer
 from cos598d.parallel import Parallel, make_sync, parallelize
 from cos598d.phases import Phases
 from cos598d.records.conventions import AGREEMENT, WARM_UP
+from cos598d.sync import ENGINES
 from cos598d.tools.bench.candidates import Candidate
-from cos598d.tools.bench.workload import Stepper, Workload
+from cos598d.tools.bench.workload import Workload
 
 PHASES = ("forward", "backward", "sync")
+# The work of a step is the same, but the weights do not change: so no candidate's average, and not the floor's lack of
+# one, changes what the others compute.
+STEPPING = RunConfig(learning_rate=0.0)
 
 
 class Turn:
     """One candidate with its replica of the model, from attaching to detaching.
 
-    The bench's `stepper`, if there is one, clips and steps for every candidate with one AdamW state. A candidate that
-    steps by itself has an optimizer of its own, with learning rate 0 as the stepper's, and is an `OwnStepTurn`.
+    Without `steps` an iteration is forward and backward with the sync, and gradients set to None. With it, an iteration
+    begins with AdamW's step by the gradients of the one before, and ends with clipping. So communication that a step
+    starts, such as gathering weights during the next forward, counts once, as in training.
     """
 
-    def __init__(self, candidate: Candidate, workload: Workload, ranks: Ranks, stepper: Stepper | None):
-        self._ranks, self._stepper = ranks, stepper
-        self.clock = IterationClock(ranks.device)
-        self.ledger, self.totals = Ledger(), Totals()
-        self._config = RunConfig(learning_rate=0.0)
-        self._replica: nn.Module = workload.replica()
-        self._model = self._wrapped(candidate)
+    def __init__(self, candidate: Candidate, workload: Workload, ranks: Ranks, steps: bool):
+        self._ranks, self._steps = ranks, steps
+        self._clock, self._ledger, self.totals = IterationClock(ranks.device), Ledger(), Totals()
+        replica = workload.replica(shares=candidate.name not in ENGINES)
+        self._model = self._wrapped(replica, candidate)
         self._module = workload.computing(self._model)
-        self._phase = self._model.phase = Phases(self.clock)  # type: ignore[method-assign]
+        self._phase = self._model.phase = Phases(self._clock)  # type: ignore[method-assign]
         first = workload.inputs(0, ranks.rank, ranks.world_size)
         self.gradient_norm = self._first_norm(first)
         for _ in range(WARM_UP):
             self.iterate(first)
 
+    def _wrapped(self, replica: nn.Module, candidate: Candidate) -> Parallel:
+        if not self._steps:
+            return Parallel(replica, make_sync(candidate.name, None, self._ledger, candidate.options))
+
+        def make(_: list[nn.Parameter]) -> torch.optim.Optimizer:
+            return make_optimizer(replica, STEPPING)
+
+        return parallelize(replica, make, candidate.name, ledger=self._ledger, **candidate.options)[0]
+
     def iterate(self, inputs: dict[str, torch.Tensor]) -> list[float]:
         """One iteration from a common start: its seconds on this rank, those of its phases, and its start and end on
-        the host's clock. `totals` has what it sent.
-
-        Forward, backward with the sync, clipping and AdamW with a stepper, and gradients set to None.
-        """
+        the host's clock. `totals` has what it sent."""
         start_line(self._ranks)
-        self.ledger.begin(self.ledger.iteration + 1)
-        self.clock.start()
-        with self.ledger:
-            self._work(inputs)
-        seconds = self.clock.stop()
-        _, self.totals = self.ledger.take()
-        self.ledger.rows.clear()
-        return [seconds, *(self.clock.phases[phase] for phase in PHASES), self.clock.started, self.clock.stopped]
+        self._ledger.begin(self._ledger.iteration + 1)
+        self._clock.start()
+        with self._ledger:
+            if self._steps:
+                self._step()
+                self._average(inputs)
+                with self._phase("clip"):
+                    self._model.clip_grad_norm_(STEPPING.max_grad_norm)
+            else:
+                self._average(inputs)
+                self._drop_gradients()
+        seconds = self._clock.stop()
+        _, self.totals = self._ledger.take()
+        self._ledger.rows.clear()
+        return [seconds, *(self._clock.phases[phase] for phase in PHASES), self._clock.started, self._clock.stopped]
 
     def detach(self) -> None:
         """Undo the attaching."""
         self._model.detach()
         del self._module
 
-    def _wrapped(self, candidate: Candidate) -> Parallel:
-        return Parallel(self._replica, make_sync(candidate.name, None, self.ledger, candidate.options))
-
-    def _work(self, inputs: dict[str, torch.Tensor]) -> None:
-        self._average(inputs)
-        if self._stepper:
-            with self._phase("clip"):
-                self._stepper.clip(self._replica)
-            with self._phase("step"):
-                self._stepper.step(self._replica)
-        with self._phase("sync"):
-            self._model.sync.after_step()
-        self._replica.zero_grad(set_to_none=True)
+    def _step(self) -> None:
+        assert self._model.optimizer is not None
+        with self._phase("step"):
+            self._model.optimizer.step()
+            self._model.optimizer.zero_grad()
 
     def _average(self, inputs: dict[str, torch.Tensor]) -> None:
         with self._phase("forward"):
@@ -83,51 +90,21 @@ class Turn:
         with self._phase("backward"):
             loss.backward()
 
+    def _drop_gradients(self) -> None:
+        with self._phase("sync"):
+            self._model.sync.after_step()
+        self._model.zero_grad(set_to_none=True)
+
     def _first_norm(self, inputs: dict[str, torch.Tensor]) -> float | None:
         """The norm of the averaged gradient, which exposes a candidate that does not average; None if it is not finite
         (JSON has no such numbers)."""
-        self.clock.start()
+        self._clock.start()
         self._average(inputs)
-        gradients = [p.grad for p in self._replica.parameters() if p.grad is not None]
-        norm = torch.nn.utils.get_total_norm(gradients).item()
-        self.clock.stop()  # otherwise its phases would count for the next iteration
-        self._model.sync.after_step()
-        self._replica.zero_grad(set_to_none=True)
+        norm = float(self._model.clip_grad_norm_(STEPPING.max_grad_norm))
+        if not self._steps:
+            self._drop_gradients()
+        self._clock.stop()  # otherwise its phases would count for the next iteration
         return norm if math.isfinite(norm) else None
-
-
-class OwnStepTurn(Turn):
-    """One candidate that steps by itself: it shards, or it is another library's engine.
-
-    Its iteration begins with the optimizer's step by the gradients of the one before, and ends with clipping. So
-    communication that a step starts, such as gathering weights during the next forward, counts once, as in training.
-    """
-
-    def _wrapped(self, candidate: Candidate) -> Parallel:
-        make: Callable = lambda _: make_optimizer(self._replica, self._config)  # noqa: E731
-        model, _ = parallelize(self._replica, make, candidate.name, ledger=self.ledger, **candidate.options)
-        return model
-
-    def _work(self, inputs: dict[str, torch.Tensor]) -> None:
-        assert self._model.optimizer is not None
-        with self._phase("step"):
-            self._model.optimizer.step()
-            self._model.optimizer.zero_grad()
-        self._average(inputs)
-        with self._phase("clip"):
-            self._model.clip_grad_norm_(self._config.max_grad_norm)
-
-    def _first_norm(self, inputs: dict[str, torch.Tensor]) -> float | None:
-        self.clock.start()
-        self._average(inputs)
-        norm = float(self._model.clip_grad_norm_(self._config.max_grad_norm))
-        self.clock.stop()
-        return norm if math.isfinite(norm) else None
-
-
-def make_turn(candidate: Candidate, workload: Workload, ranks: Ranks, stepper: Stepper | None) -> Turn:
-    """The candidate, attached to a replica of its own and warmed up."""
-    return (OwnStepTurn if candidate.steps_itself else Turn)(candidate, workload, ranks, stepper)
 
 
 def start_line(ranks: Ranks) -> None:

@@ -6,10 +6,8 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
-from cos598d.config import RunConfig
 from cos598d.data import get_task
 from cos598d.models.build import ModelSource, build_model
-from cos598d.optimizers import make_optimizer
 from cos598d.precision import autocast
 
 TASK = get_task("rte")
@@ -72,38 +70,16 @@ class Workload:
 
         return call
 
-    def replica(self) -> nn.Module:
+    def replica(self, shares: bool = True) -> nn.Module:
         """A model with its own gradients and hooks, whose weights share memory with all other replicas'.
 
-        So several candidates can stay attached without a copy of the weights for each.
+        So several candidates can stay attached without a copy of the weights for each. One that `shares` no memory is
+        for another library's engine, which may free what it has copied.
         """
+        if not shares:
+            return copy.deepcopy(self.model)
         shared: dict[int, torch.Tensor] = {
             id(p): nn.Parameter(p.detach(), requires_grad=p.requires_grad) for p in self.model.parameters()
         }
         shared |= {id(buffer): buffer for buffer in self.model.buffers()}
         return copy.deepcopy(self.model, shared)
-
-
-class Stepper:
-    """Clipping and AdamW for all replicas, with one AdamW state.
-
-    The learning rate is 0. The work is the same but the weights do not change, so that no candidate's average (or the
-    floor's lack of one) changes what the others compute.
-    """
-
-    def __init__(self, model: nn.Module):
-        config = RunConfig(learning_rate=0.0)
-        self._max_grad_norm = config.max_grad_norm
-        self._parameters = list(model.parameters())
-        self._optimizer = make_optimizer(model, config)
-
-    def clip(self, replica: nn.Module) -> None:
-        """Clip the replica's gradients."""
-        torch.nn.utils.clip_grad_norm_(replica.parameters(), self._max_grad_norm)
-
-    def step(self, replica: nn.Module) -> None:
-        """One step with the replica's gradients."""
-        for own, other in zip(self._parameters, replica.parameters(), strict=True):
-            own.grad = other.grad
-        self._optimizer.step()
-        self._optimizer.zero_grad(set_to_none=True)

@@ -2,7 +2,7 @@
 
 from cos598d.errors import WARNING
 from cos598d.records.bench import Bench, Difference, Ratio
-from cos598d.records.conventions import ASSUMED_BYTES, DDP, FLOOR, FLOORS, SPARSE_FLOOR
+from cos598d.records.conventions import ASSUMED_BYTES, DDP, FLOOR
 from cos598d.terminal.printable import printable
 from cos598d.terminal.words import listed, number_of
 from cos598d.tools.report.busy import LEAST_SECONDS, share_of_others
@@ -26,14 +26,11 @@ def bench_table(record: Bench) -> str:
 
 def legend(record: Bench) -> str:
     """What the columns say."""
-    words = (
+    return (
         f"median s: {printable(record.setting.seconds_of)}. Times ddp's: the median of the ratios within each round, "
         "with its 95 % interval\n(- below 6 rounds). exposed: the median less that of sync none. calls, MB sent: in an "
         "iteration, by the rank that sends most."
     )
-    if any(one.label == SPARSE_FLOOR for one in record.candidates):
-        words += f"\n{SPARSE_FLOOR}: as {FLOOR}, but backward computes only used rows of a large embedding's gradient."
-    return words
 
 
 def setting_words(record: Bench) -> str:
@@ -45,11 +42,10 @@ def setting_words(record: Bench) -> str:
     line += f"\n{setting.precision_note}" if setting.precision_note else ""
     if setting.model is not None:
         work = "forward + backward + sync + zero_grad" + (" + clip + AdamW" if setting.step else ", no optimizer")
-        how = "all attached at once" if setting.attach == "once" else "attached in turns"
         line = (
             f"{setting.model}, gradient of {(setting.gradient_bytes or 0) / 1e6:.1f} MB; {line}\n"
-            f"an iteration: {setting.batch} x {setting.tokens} tokens on each rank, {work}; syncs {how}, in a "
-            "different order in each round"
+            f"an iteration: {setting.batch} x {setting.tokens} tokens on each rank, {work}; in a different "
+            "order in each round"
         )
     return "\n".join(map(printable, line.split("\n")))
 
@@ -128,14 +124,13 @@ def other_averages(record: Bench) -> list[str]:
     return [
         label
         for label, by_rank in record.gradient_norm.items()
-        if label not in FLOORS
-        and any(norm is None or abs(norm - expected) > NORM_TOLERANCE * expected for norm in by_rank)
+        if label != FLOOR and any(norm is None or abs(norm - expected) > NORM_TOLERANCE * expected for norm in by_rank)
     ]
 
 
 def ranked(record: Bench) -> list[str]:
     """The labels from the fastest to the slowest, without the floors and what does other work."""
-    left_out = {*FLOORS, *other_averages(record)}
+    left_out = {FLOOR, *other_averages(record)}
     found = [one.label for one in record.candidates if one.label not in left_out]
     return sorted(found, key=lambda label: record.summary[label].seconds_median)
 

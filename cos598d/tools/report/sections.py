@@ -9,7 +9,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from cos598d.records.bench import Bench
-from cos598d.records.conventions import ENVIRONMENT_FILE, FINISHED, FLOORS
+from cos598d.records.conventions import ENVIRONMENT_FILE, FINISHED, FLOOR
 from cos598d.records.quantities import quantity
 from cos598d.records.schema import read
 from cos598d.tools.report import figures, tables
@@ -65,7 +65,7 @@ def bench_sections(benches: Mapping[str, Bench]) -> list[Section]:
         {"sync": label, **facts[name], figures.RATIO: measured.ratio_to_ddp and measured.ratio_to_ddp.median}
         for name, one in benches.items()
         for label, measured in one.summary.items()
-        if label not in FLOORS
+        if label != FLOOR
     ]
     return [
         *(
