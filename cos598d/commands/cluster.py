@@ -1,17 +1,19 @@
-"""`cos598d cluster`: run, up, exec, slow, cut, down."""
+"""`cos598d cluster`: run, up, exec, cut."""
 
 import argparse
+import contextlib
 import os
 import shutil
+import signal
 import sys
 from collections.abc import Callable
 
 from cos598d.commands.flags import after, check_at_least_one
-from cos598d.errors import WARNING, UsageError
-from cos598d.records.quantities import parse_delay, parse_rate, rate_words
-from cos598d.tools.cluster.hosts import describe, environment, live_cluster, on_host, run_on_hosts, start_switch
-from cos598d.tools.cluster.network import Network, check_rights, load, named_namespaces
-from cos598d.tools.cluster.plan import DEFAULT_NAME, Cluster
+from cos598d.errors import UsageError
+from cos598d.records.quantities import parse_delay, parse_rate
+from cos598d.tools.cluster.hosts import environment, find, live_cluster, on_host, run_on_hosts
+from cos598d.tools.cluster.network import run as run_command
+from cos598d.tools.cluster.plan import DEFAULT_NAME, SWITCH, Cluster, port
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -23,7 +25,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         command = commands.add_parser(name, help=words, description=f"{words[0].upper()}{words[1:]}.")
         called = f"the cluster's name (default: {DEFAULT_NAME})"
         command.add_argument("--name", default=DEFAULT_NAME, metavar="NAME", help=called)
-        command.add_argument("--show", action="store_true", help="print every ip and tc command before it runs")
         command.set_defaults(what=what)
         return command
 
@@ -34,16 +35,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     words = "the program and its arguments, in which {rank}, {host}, {address}, {world_size}, {master_ip} and "
     words += "{master_port} are filled in"
     command.add_argument("program", nargs=argparse.REMAINDER, metavar="-- PROGRAM", help=words)
-    _add_links(add("create hosts to work in by hand", _up))
+    _add_links(add("create hosts to work in by hand, until Ctrl-C", _up))
     command = _of_host(add("run a program on a host", _exec))
     words = "the program and its arguments"
     command.add_argument("program", nargs=argparse.REMAINDER, metavar="PROGRAM", help=words)
-    command = _of_host(add("change the rate of a host's link, even during a run", _slow))
-    words = "the new bandwidth, such as 100mbit, or none"
-    command.add_argument("--rate", required=True, metavar="RATE", help=words)
     command = _of_host(add("disconnect a host, even during a run", _cut))
     command.add_argument("--undo", action="store_true", help="connect it again")
-    add("end a cluster's programs and remove its hosts", _down)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -65,19 +62,13 @@ def _add_links(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--delay", default="0", metavar="DELAY", help=words)
     words = "off: send packets of at most 1500 bytes, as on a real link"
     parser.add_argument("--offload", choices=("on", "off"), default="on", help=words)
+    parser.add_argument("--show", action="store_true", help="print every ip and tc command before it runs")
 
 
 def _cluster(options: argparse.Namespace) -> Cluster:
     """The cluster that the flags describe. Raises UsageError for one that cannot be."""
     rate, delay = parse_rate(options.rate), parse_delay(options.delay)
     return Cluster(options.hosts, rate, delay, options.offload == "on", options.name)
-
-
-def _network(options: argparse.Namespace) -> Network:
-    """The network of a cluster that is up and has the host. Raises UserError."""
-    cluster = load(options.name)
-    cluster.check_host(options.host)
-    return Network(cluster, options.show)
 
 
 def _words(options: argparse.Namespace, example: str) -> list[str]:
@@ -102,46 +93,27 @@ def _run(options: argparse.Namespace) -> int:
 
 def _up(options: argparse.Namespace) -> int:
     cluster = _cluster(options)
-    network = Network(cluster, options.show)
-    network.build()
-    try:
-        switch = start_switch(network, stays=True)
-    except BaseException:
-        network.remove()
-        raise
-    print(describe(cluster, bool(switch)))
     own = "" if cluster.name == DEFAULT_NAME else f" --name {cluster.name}"
-    print(f"Run a program on a host: cos598d cluster exec{own} HOST PROGRAM")
-    print(f"Remove the hosts: cos598d cluster down{own}")
+    with live_cluster(cluster, options.show):
+        print(f"In another terminal, run a program on a host: cos598d cluster exec{own} HOST PROGRAM")
+        print("Ctrl-C ends the programs and removes the hosts.", flush=True)
+        with contextlib.suppress(KeyboardInterrupt):
+            signal.pause()
     return 0
 
 
 def _exec(options: argparse.Namespace) -> int:
-    cluster = _network(options).cluster
+    cluster, inside = find(options.name)
+    cluster.check_host(options.host)
     words = _words(options, "Write it after the host, as in `cos598d cluster exec 2 ip address`.")
-    words = on_host(cluster, options.host, words)
+    words = [*inside, *on_host(options.host, words)]
     sys.stdout.flush()
     os.execvpe(words[0], words, environment(cluster))
 
 
-def _slow(options: argparse.Namespace) -> int:
-    rate = parse_rate(options.rate)
-    _network(options).set_rate(options.host, rate)
-    print(f"host {options.host} of {options.name}: {rate_words(rate)} each way")
-    return 0
-
-
 def _cut(options: argparse.Namespace) -> int:
-    _network(options).set_connected(options.host, options.undo)
+    cluster, inside = find(options.name)
+    cluster.check_host(options.host)
+    run_command(*inside, "ip", "-n", SWITCH, "link", "set", port(options.host), "up" if options.undo else "down")
     print(f"host {options.host} of {options.name} is {'connected again' if options.undo else 'disconnected'}")
-    return 0
-
-
-def _down(options: argparse.Namespace) -> int:
-    check_rights()
-    cluster = Cluster(name=options.name)  # for its check of the name
-    count = Network(cluster, options.show).remove()
-    print(f"removed {count} namespaces of {options.name}" if count else f"no cluster named {options.name} is up")
-    if strangers := named_namespaces(options.name):
-        print(f"{WARNING}not removed, because cos598d did not create them: {', '.join(strangers)}", file=sys.stderr)
     return 0

@@ -4,27 +4,31 @@ import contextlib
 import json
 import os
 import secrets
-import signal
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
 from typing import IO, Any
+
+import filelock
 
 from cos598d.errors import UserError
 from cos598d.records.quantities import delay_words, rate_words
+from cos598d.records.schema import read
 from cos598d.terminal.children import end_all, exit_code_of, wait_together
-from cos598d.terminal.signals import AskedToEnd
+from cos598d.terminal.files import write_json
+from cos598d.terminal.signals import exits_on_sigterm
 from cos598d.terminal.words import number_of
-from cos598d.tools.cluster.network import Network
-from cos598d.tools.cluster.plan import INTERFACE, Cluster, address
+from cos598d.tools.cluster.network import Network, check_rights
+from cos598d.tools.cluster.plan import INTERFACE, SWITCH, Cluster, address, namespace, port
 from cos598d.tools.cluster.switch import READY
 from cos598d.world.identity import SECRET_VARIABLE
 from cos598d.world.network import DEFAULT_PORT
 
 NETWORK_FACTS = "COS598D_NETWORK"  # describes the hosts' links for the record of a run
-# Makes the kernel end a program when this process ends, in whatever way.
-END_WITH_PARENT = ("setpriv", "--pdeathsig", "KILL")
+FOLDER = Path("/run/cos598d")  # a file and a lock for each cluster that is up
 # When one program has failed, the others notice it; how long they may take to report it.
 GRACE_SECONDS = 15.0
 STOP_SECONDS = 10.0  # how long one may take to stop
@@ -62,37 +66,9 @@ def rank_environment(cluster: Cluster, host: int, index: int, ranks_per_host: in
     }
 
 
-def on_host(cluster: Cluster, host: int, words: Sequence[str]) -> list[str]:
+def on_host(host: int, words: Sequence[str]) -> list[str]:
     """The command that runs `words` in a host's namespace, by exec."""
-    return ["ip", "netns", "exec", cluster.namespace(host), *words]
-
-
-def start_switch(network: Network, stays: bool) -> subprocess.Popen | None:
-    """Start our own switch if this cluster needs one, and wait until it carries packets.
-
-    It ends with this process, or (`stays`) when `Network.remove` removes its namespace.
-    """
-    cluster = network.cluster
-    if not network.needs_own_switch:
-        return None
-    words = [
-        "-m",
-        "cos598d.tools.cluster.switch",
-        str(cluster.delay),
-        *(cluster.port(host) for host in cluster.numbers),
-    ]
-    switch = subprocess.Popen(
-        [*(() if stays else END_WITH_PARENT), "ip", "netns", "exec", cluster.switch, sys.executable, *words],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
-    assert switch.stdout is not None  # a pipe, as asked for above
-    with switch.stdout as output:
-        if output.readline().strip() != READY:
-            raise UserError("the switch that delays packets did not start. See its error above.")
-    return switch
+    return ["ip", "netns", "exec", namespace(host), *words]
 
 
 def run_on_hosts(cluster: Cluster, words: Sequence[str], ranks_per_host: int, output: IO[str] = sys.stdout) -> int:
@@ -111,7 +87,7 @@ def run_on_hosts(cluster: Cluster, words: Sequence[str], ranks_per_host: int, ou
             for index in range(ranks_per_host):
                 variables = rank_environment(cluster, host, index, ranks_per_host)
                 program = subprocess.Popen(
-                    [*END_WITH_PARENT, *on_host(cluster, host, [_filled(word, host, variables) for word in words])],
+                    on_host(host, [_filled(word, host, variables) for word in words]),
                     env=environment(cluster) | variables | secret,
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.PIPE,
@@ -149,33 +125,75 @@ def _filled(word: str, host: int, variables: Mapping[str, str]) -> str:
 OWN_SWITCH = (
     "this kernel has no netem: a program of ours carries the packets with that delay, and takes processor time for it"
 )
-ENDING = (signal.SIGTERM, signal.SIGHUP)
+# Waits until its input ends, as it does with the process that holds the other end, and then ends all on these hosts.
+GUARD = 'read -r _; for space in "$@"; do ip netns pids "$space" | xargs -r kill -9; done'
 
 
 @contextlib.contextmanager
 def live_cluster(cluster: Cluster, show: bool = False) -> Iterator[Cluster]:
-    """Create the cluster, print that on standard error, and remove it with all programs in it when the block ends.
+    """Create the cluster, and print that on standard error. What still runs on its hosts is killed at the block's end.
 
-    SIGTERM and SIGHUP also end the block, as AskedToEnd. While hosts are removed, no signal interrupts that. Only a
-    killed process leaves its hosts, for `cluster down`. Raises UserError if the cluster cannot be created.
+    The network ends with this process and those on the hosts, however they end. SIGTERM ends the block, too. Meanwhile
+    `find` finds the cluster by its name. Raises UserError if the cluster cannot be created.
     """
-    network = Network(cluster, show)
-    before = {number: signal.signal(number, _stop) for number in ENDING}
+    check_rights()
+    FOLDER.mkdir(exist_ok=True)
+    place, lock = _place(cluster.name)
     try:
+        held = lock.acquire()
+    except filelock.Timeout:
+        raise UserError(f"a cluster named {cluster.name} is up already. End it, or choose another --name.") from None
+    with held, exits_on_sigterm():
+        network = Network(cluster, show)
         network.build()
+        spaces = [*map(namespace, cluster.numbers), SWITCH]
+        guard = subprocess.Popen(["sh", "-c", GUARD, "sh", *spaces], stdin=subprocess.PIPE, start_new_session=True)
         try:
-            switch = start_switch(network, stays=False)
-            print(describe(cluster, bool(switch)), file=sys.stderr, flush=True)
+            if network.needs_own_switch:
+                start_switch(cluster)
+            write_json(place, asdict(cluster) | {"process": os.getpid()})
+            print(describe(cluster, network.needs_own_switch), file=sys.stderr, flush=True)
             yield cluster
         finally:
-            interrupt = signal.getsignal(signal.SIGINT)
-            for number in (signal.SIGINT, *ENDING):
-                signal.signal(number, signal.SIG_IGN)
-            network.remove()
-            signal.signal(signal.SIGINT, interrupt)
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+            guard.communicate()
+            for file in (place, Path(lock.lock_file)):
+                file.unlink(missing_ok=True)
+
+
+def _place(name: str) -> tuple[Path, filelock.FileLock]:
+    """The file that describes a cluster, and the lock that the cluster's process holds."""
+    return FOLDER / f"{name}.json", filelock.FileLock(FOLDER / f"{name}.lock", timeout=0)
+
+
+def start_switch(cluster: Cluster) -> None:
+    """Start our own switch, and wait until it carries packets."""
+    words = ["-m", "cos598d.tools.cluster.switch", str(cluster.delay), *map(port, cluster.numbers)]
+    switch = subprocess.Popen(
+        ["ip", "netns", "exec", SWITCH, sys.executable, *words],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    assert switch.stdout is not None  # a pipe, as asked for above
+    with switch.stdout as output:
+        if output.readline().strip() != READY:
+            raise UserError("the switch that delays packets did not start. See its error above.")
+
+
+def find(name: str) -> tuple[Cluster, list[str]]:
+    """The cluster with that name, and the words before a command that is to run in its network. Raises UserError if
+    there is none."""
+    check_rights()
+    FOLDER.mkdir(exist_ok=True)
+    place, lock = _place(Cluster(name=name).name)
+    try:
+        with lock:
+            raise UserError(f"no cluster named {name} is up. Make one with `cos598d cluster up --name {name}`.")
+    except filelock.Timeout:
+        found = read(place, dict)
+    process = str(found.pop("process"))
+    return Cluster(**found), ["nsenter", "--target", process, "--mount", "--", "env", f"--chdir={os.getcwd()}"]
 
 
 def describe(cluster: Cluster, own_switch: bool) -> str:
@@ -185,7 +203,3 @@ def describe(cluster: Cluster, own_switch: bool) -> str:
     first = f"cluster {cluster.name}: {number_of(cluster.hosts, 'host')}"
     addresses = f"{address(1)} to {address(cluster.hosts)}"
     return f"{first}, {addresses}, {rate}{delay}" + (f"; {OWN_SWITCH}" if own_switch else "")
-
-
-def _stop(number: int, *_: Any) -> None:
-    raise AskedToEnd(number)

@@ -1,29 +1,23 @@
-"""The emulated network in the kernel: created, shaped, inspected and removed by `ip` and `tc`.
+"""The emulated network in the kernel: created and shaped by `ip` and `tc`.
 
 Each host is a network namespace with one veth interface. Its other end is a port of the switch, a namespace with a
 bridge. Both ends of a link are shaped by a token bucket filter. So sending and receiving are limited independently, as
-on a full-duplex Ethernet link. Nothing is created outside the namespaces, and the kernel removes everything with them.
+on a full-duplex Ethernet link.
 
-The switch's namespace is created first and removed last. It has a mark, the alias of its loopback: the cluster, and the
-call that created it. Without it the hosts are not ours, whatever their names: they are never removed.
+The process that makes them gets mounts of its own, in which /run/netns has only this cluster's names. So nobody else's
+network is touched, and the kernel removes all of it with the last process inside.
 """
 
+import ctypes
 import functools
-import json
 import os
-import secrets
 import shutil
-import signal
 import subprocess
 import sys
-import time
-from dataclasses import asdict
-from typing import Any
 
 from cos598d.errors import UserError
-from cos598d.records.quantities import rate_words
 from cos598d.terminal.printable import printable
-from cos598d.tools.cluster.plan import INTERFACE, MOST_HOSTS, Cluster, address, hardware_address
+from cos598d.tools.cluster.plan import INTERFACE, SWITCH, Cluster, address, hardware_address, namespace, port
 
 # A packet that the kernel has not cut yet holds up to 64 KiB. A smaller bucket would make the filter cut it, and the
 # links' counters would show other numbers of packets (and headers) than a machine with offloads.
@@ -31,8 +25,10 @@ BURST_BYTES = 70_000
 # The longest wait of a packet before a link: a longer queue is cut off, as in a switch.
 QUEUE_SECONDS = 0.2
 LEAST_QUEUE_BYTES = 1_000_000
-SECONDS_TO_END = 3.0
 BRIDGE = "bridge0"
+NAMES = "/run/netns"  # where `ip` keeps the names of namespaces
+CLONE_NEWNS = 0x00020000  # from linux/sched.h; Python has no name for it before 3.12
+QUIET = "for f in /proc/sys/net/ipv6/conf/*/disable_ipv6; do [ ! -w $f ] || echo 1 > $f; done"
 
 
 class Network:
@@ -40,193 +36,66 @@ class Network:
 
     def __init__(self, cluster: Cluster, show: bool = False):
         self.cluster, self.show = cluster, show
-        self._made: str | None = None  # the mark of what this object has created
 
     def build(self) -> None:
-        """Create the namespaces, links and limits. If that fails, remove them again, and raise UserError."""
-        cluster = self.cluster
+        """Create the namespaces, links and limits. Raises UserError if that fails; they end with this process."""
         check_rights()
-        if there := named_namespaces(cluster.name):
-            if read_mark(cluster.switch):
-                down = f"End it with `cos598d cluster down --name {cluster.name}`"
-                raise UserError(f"a cluster named {cluster.name} is up already. {down}, or choose another --name.")
-            raise UserError(
-                f"there is a network namespace {there[0]} that no cluster of ours made. Choose another --name, or "
-                f"remove it with `ip netns delete {there[0]}` if nobody needs it."
-            )
-        # It has its mark before its name, so that it is never without. Its creator owns the name: two at once cannot.
-        made = secrets.token_hex(8)
-        mark = json.dumps(asdict(cluster) | {"made": made})
-        self._run("unshare", "--net", "sh", "-c", MAKE, "sh", mark, cluster.switch)
-        self._made = made
-        try:
-            if not self.needs_own_switch:
-                self._ip("-n", cluster.switch, "link", "add", BRIDGE, "type", "bridge", "mcast_snooping", "0")
-                self._ip("-n", cluster.switch, "link", "set", BRIDGE, "up")
-            for host in cluster.numbers:
-                self._add_host(host)
-        except BaseException:
-            self.remove()
-            raise
+        if ctypes.CDLL(None, use_errno=True).unshare(CLONE_NEWNS):
+            reason = os.strerror(ctypes.get_errno())
+            raise UserError(f"this process gets no mounts of its own ({reason}). Run it with root's full rights.")
+        os.makedirs(NAMES, exist_ok=True)
+        self._run("mount", "--make-rprivate", "/")
+        self._run("mount", "-t", "tmpfs", "none", NAMES)
+        self._run("ip", "netns", "add", SWITCH)
+        if not self.needs_own_switch:
+            self._run("ip", "-n", SWITCH, "link", "add", BRIDGE, "type", "bridge", "mcast_snooping", "0")
+            self._run("ip", "-n", SWITCH, "link", "set", BRIDGE, "up")
+        for host in self.cluster.numbers:
+            self._add_host(host)
 
     def _add_host(self, host: int) -> None:
-        cluster, space, port = self.cluster, self.cluster.namespace(host), self.cluster.port(host)
-        self._ip("netns", "add", space)
-        for where in (space, cluster.switch):
+        space = namespace(host)
+        self._run("ip", "netns", "add", space)
+        for where in (space, SWITCH):
             # Otherwise the kernel sends packets to find routers, and the counters count them.
             self._run("ip", "netns", "exec", where, "sh", "-c", QUIET)
-        self._ip(
-            *("-n", cluster.switch, "link", "add", port, "type", "veth", "peer", "name", INTERFACE),
+        self._run(
+            *("ip", "-n", SWITCH, "link", "add", port(host), "type", "veth", "peer", "name", INTERFACE),
             *("address", hardware_address(host), "netns", space),
         )
-        self._ip("-n", space, "link", "set", "lo", "up")
-        self._ip("-n", space, "address", "add", f"{address(host)}/24", "dev", INTERFACE)
-        if not cluster.offload:
-            for where, interface in ((space, INTERFACE), (cluster.switch, port)):
-                self._ip("-n", where, "link", "set", interface, "gso_max_segs", "1")
+        self._run("ip", "-n", space, "link", "set", "lo", "up")
+        self._run("ip", "-n", space, "address", "add", f"{address(host)}/24", "dev", INTERFACE)
+        for where, interface in ((space, INTERFACE), (SWITCH, port(host))):
+            if not self.cluster.offload:
+                self._run("ip", "-n", where, "link", "set", interface, "gso_max_segs", "1")
+            self._limit(where, interface)
         if not self.needs_own_switch:
-            self._ip("-n", cluster.switch, "link", "set", port, "master", BRIDGE)
-        self._ip("-n", cluster.switch, "link", "set", port, "up")
-        self._ip("-n", space, "link", "set", INTERFACE, "up")
-        self.set_rate(host, cluster.rate)
+            self._run("ip", "-n", SWITCH, "link", "set", port(host), "master", BRIDGE)
+        self._run("ip", "-n", SWITCH, "link", "set", port(host), "up")
+        self._run("ip", "-n", space, "link", "set", INTERFACE, "up")
 
-    def set_rate(self, host: int, rate: float | None) -> None:
-        """Limit both directions of a host's link to `rate` bits per second, or not at all."""
-        for space, interface in self._ends(host):
-            here = ("-n", space, "qdisc", "replace", "dev", interface)
-            kinds = [row["kind"] for row in self._disciplines(space, interface) if row.get("root")]
-            limits = [] if rate is None else _bucket(rate)
-            if kinds == ["tbf"] and limits:  # in place: packets waiting in it keep waiting
-                self._tc("-n", space, "qdisc", "change", "dev", interface, "root", "handle", "1:", "tbf", *limits)
-                continue
-            if kinds in (["tbf"], ["netem"]):
-                self._tc("-n", space, "qdisc", "delete", "dev", interface, "root")
-            if limits:
-                self._tc(*here, "root", "handle", "1:", "tbf", *limits)
-            if interface == INTERFACE and self.cluster.delay and not self.needs_own_switch:
-                parent = ("root",) if rate is None else ("parent", "1:1")
-                self._tc(*here, *parent, "netem", "delay", f"{self.cluster.delay * 1e6:.0f}us", "limit", "100000")
-
-    def set_connected(self, host: int, connected: bool) -> None:
-        """Disconnect a host, or connect it again. Nobody is notified: packets are lost from then on."""
-        state = "up" if connected else "down"
-        self._ip("-n", self.cluster.switch, "link", "set", self.cluster.port(host), state)
+    def _limit(self, space: str, interface: str) -> None:
+        """Limit what this end of a link sends to its rate, and delay what a host sends."""
+        rate, parent = self.cluster.rate, ["root"]
+        add = ("tc", "-n", space, "qdisc", "add", "dev", interface)
+        if rate is not None:
+            queue = max(LEAST_QUEUE_BYTES, int(rate / 8 * QUEUE_SECONDS))
+            sizes = ("burst", str(BURST_BYTES), "limit", str(queue))
+            self._run(*add, "root", "handle", "1:", "tbf", "rate", f"{rate:.0f}bit", *sizes)
+            parent = ["parent", "1:1"]
+        if interface == INTERFACE and self.cluster.delay and not self.needs_own_switch:
+            delay = f"{self.cluster.delay * 1e6:.0f}us"
+            self._run(*add, *parent, "netem", "delay", delay, "limit", "100000")
 
     @functools.cached_property
     def needs_own_switch(self) -> bool:
         """Whether our own program must carry the packets: there is a delay, and this kernel has no netem."""
         return bool(self.cluster.delay) and not has_netem()
 
-    def _ends(self, host: int) -> tuple[tuple[str, str], tuple[str, str]]:
-        return (self.cluster.namespace(host), INTERFACE), (self.cluster.switch, self.cluster.port(host))
-
-    def _disciplines(self, space: str, interface: str) -> list[dict[str, Any]]:
-        return json.loads(_output("tc", "-n", space, "-j", "qdisc", "show", "dev", interface) or "[]")
-
-    def facts(self, host: int) -> dict[str, Any]:
-        """The state of a host: its address, current rate, bytes sent and received, and its processes' ids."""
-        space = self.cluster.namespace(host)
-        link = json.loads(_output("ip", "-n", space, "-s", "-j", "link", "show", "dev", INTERFACE))[0]
-        rates = [row["options"]["rate"] * 8 for row in self._disciplines(space, INTERFACE) if row["kind"] == "tbf"]
-        return {
-            "host": host,
-            "address": address(host),
-            "rate": rate_words(rates[0] if rates else None),
-            "connected": link["operstate"] == "UP",
-            "bytes_sent": link["stats64"]["tx"]["bytes"],
-            "bytes_received": link["stats64"]["rx"]["bytes"],
-            "processes": processes(space),
-        }
-
-    def remove(self) -> int:
-        """End what still runs in the cluster's namespaces and remove them. Return how many there were.
-
-        If this object has created a cluster, a later one of its name stays. Without a switch of ours nothing is ours.
-        """
-        made = read_mark(self.cluster.switch).get("made")
-        mine = named_namespaces(self.cluster.name) if made and self._made in (None, made) else []
-        end_processes([process for space in mine for process in processes(space)])
-        for space in mine:
-            self._ip("netns", "delete", space)
-        return len(mine)
-
-    def _ip(self, *words: str) -> None:
-        self._run("ip", *words)
-
-    def _tc(self, *words: str) -> None:
-        self._run("tc", *words)
-
     def _run(self, *words: str) -> None:
         if self.show:
             print("$", *words, file=sys.stderr)
-        _output(*words)
-
-
-def _bucket(rate: float) -> list[str]:
-    """tc's arguments for a token bucket of `rate` bits per second."""
-    queue = max(LEAST_QUEUE_BYTES, int(rate / 8 * QUEUE_SECONDS))
-    return ["rate", f"{rate:.0f}bit", "burst", str(BURST_BYTES), "limit", str(queue)]
-
-
-MAKE = 'ip link set lo alias "$1" && exec ip netns attach "$2" $$'
-QUIET = "for f in /proc/sys/net/ipv6/conf/*/disable_ipv6; do [ ! -w $f ] || echo 1 > $f; done"
-
-
-def load(name: str) -> Cluster:
-    """The existing cluster with that name. Raises UserError if there is none."""
-    check_rights()
-    mark = read_mark(Cluster(name=name).switch)
-    if not mark:
-        raise UserError(f"no cluster named {name} is up. Make one with `cos598d cluster up --name {name}`.")
-    return Cluster(**{field: value for field, value in mark.items() if field != "made"})
-
-
-def read_mark(space: str) -> dict[str, Any]:
-    """A namespace's mark: the fields of its Cluster, and `made`; {} if it has none."""
-    try:
-        link = json.loads(_output("ip", "-n", space, "-j", "link", "show", "dev", "lo"))[0]
-        mark = json.loads(link["ifalias"])
-    except (UserError, LookupError, ValueError):  # no mark of ours, or no such namespace
-        return {}
-    return mark if isinstance(mark, dict) and "made" in mark else {}
-
-
-def namespaces() -> list[str]:
-    """The names of all named network namespaces on this machine."""
-    return [row["name"] for row in json.loads(_output("ip", "-j", "netns", "list") or "[]")]
-
-
-def named_namespaces(name: str) -> list[str]:
-    """The namespaces with the names of this cluster: hosts in their order, the switch last."""
-    cluster, there = Cluster(hosts=MOST_HOSTS, name=name), set(namespaces())
-    return [space for space in (*map(cluster.namespace, cluster.numbers), cluster.switch) if space in there]
-
-
-def processes(space: str) -> list[int]:
-    """The ids of the processes whose network is this namespace."""
-    return [int(word) for word in _output("ip", "netns", "pids", space).split()]
-
-
-def end_processes(ids: list[int]) -> None:
-    """End processes that are not our children: with SIGTERM, then after some seconds with SIGKILL."""
-    for number in (signal.SIGTERM, signal.SIGKILL):
-        for process in ids:
-            try:
-                os.kill(process, number)
-            except ProcessLookupError:
-                continue
-        deadline = time.monotonic() + SECONDS_TO_END
-        while ids and time.monotonic() < deadline:
-            ids = [process for process in ids if _runs(process)]
-            time.sleep(0.05)
-
-
-def _runs(process: int) -> bool:
-    try:
-        with open(f"/proc/{process}/stat") as file:
-            return file.read().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
+        run(*words)
 
 
 def has_netem() -> bool:
@@ -242,18 +111,18 @@ def check_rights() -> None:
         raise UserError(
             "an emulated cluster needs Linux's network namespaces. Use Linux, or a virtual machine with it."
         )
-    for tool, package in (("ip", "iproute2"), ("tc", "iproute2"), ("setpriv", "util-linux"), ("unshare", "util-linux")):
+    for tool, package in (("ip", "iproute2"), ("tc", "iproute2"), ("nsenter", "util-linux"), ("unshare", "util-linux")):
         if not shutil.which(tool):
             raise UserError(f"an emulated cluster needs the command {tool}. Install {package}.")
     if os.geteuid() != 0:
         raise UserError("an emulated cluster needs root's rights to make network namespaces. Run this with sudo.")
 
 
-def _output(*words: str) -> str:
+def run(*words: str) -> None:
+    """Run a command that prints nothing. Raises UserError with its error if it fails."""
     done = subprocess.run(words, capture_output=True, text=True, check=False)
     if done.returncode:
         raise UserError(
             f"`{' '.join(words)}` failed: {printable(' '.join(done.stderr.split())) or 'no reason given'}. Fix what "
             "it names, then try again."
         )
-    return done.stdout

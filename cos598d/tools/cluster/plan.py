@@ -7,6 +7,7 @@ from cos598d.errors import UsageError
 
 DEFAULT_NAME = "cos598d"
 INTERFACE = "eth0"  # each host has one, in its own namespace
+SWITCH = "switch"  # the switch's namespace
 MOST_HOSTS = 64
 
 
@@ -30,19 +31,6 @@ class Cluster:
             )
 
     @property
-    def switch(self) -> str:
-        """The namespace of the switch, which is created first and removed last."""
-        return f"{self.name}-switch"
-
-    def namespace(self, host: int) -> str:
-        """The namespace of host 1, 2, ..."""
-        return f"{self.name}-host{host}"
-
-    def port(self, host: int) -> str:
-        """The switch's end of the link to this host."""
-        return f"port{host}"
-
-    @property
     def numbers(self) -> range:
         """The hosts' numbers, from 1."""
         return range(1, self.hosts + 1)
@@ -51,6 +39,16 @@ class Cluster:
         """Raise UsageError if there is no such host."""
         if host not in self.numbers:
             raise UsageError(f"host {host} is not in this cluster. Give a host from 1 to {self.hosts}.")
+
+
+def namespace(host: int) -> str:
+    """The namespace of host 1, 2, ..."""
+    return f"host{host}"
+
+
+def port(host: int) -> str:
+    """The switch's end of the link to this host."""
+    return f"port{host}"
 
 
 def address(host: int) -> str:
