@@ -7,6 +7,7 @@ from pathlib import Path
 from cos598d.commands import cli
 
 PARTS = {"data": 0.01, "forward": 0.25, "backward": 0.4, "sync": 0.3, "clip": 0.01, "step": 0.02, "checkpoint": 0.01}
+REAL_BENCH = Path(__file__).parent / "real_benches" / "2hosts-1gbit.json"
 OF_SETTING = ("task", "model", "data", "precision", "sync", "total_train_batch_size", "max_seq_length", "seed")
 
 
@@ -21,13 +22,12 @@ def write_run(
     environment: dict | None = None,
     summary: dict | None = None,
     wire_share: float | None = None,
-    shared: int = 1,
     load: tuple[float, float] = (0.5, 0.4),
 ) -> Path:
     """A run's record; `config`, `environment` and `summary` replace values in its files.
 
-    Its interface, which `shared` ranks share, counted `wire_share` times the bytes that the ledger has. `load`: the
-    share of the 2 cores that was busy, and the share that the ranks used together.
+    The kernel counted `wire_share` times the bytes that the ledger has. `load`: the share of the 2 cores that was busy,
+    and the share that the ranks used together.
     """
     folder.mkdir(parents=True)
     losses = [0.7 - 0.01 * number for number in range(len(seconds))] if losses is None else losses
@@ -36,10 +36,8 @@ def write_run(
     mean = sum(counted) / len(counted) if counted else None
     epochs = [{"epoch": epoch, "iterations": 5, "loss": 0.69, "acc": 0.5 + epoch / 100} for epoch in (1, 2)]
     wire = {
-        "interface": "eth0",
-        "ranks_by_interface": [[*range(ranks)]] if shared > 1 else [[rank] for rank in range(ranks)],
         "predicted_bytes_sent_per_iteration": [sent] * ranks,
-        **{f"bytes_{way}_per_iteration": [sent * shared * (wire_share or 0)] * ranks for way in ("sent", "received")},
+        **{f"bytes_{way}_per_iteration": [sent * (wire_share or 0)] * ranks for way in ("sent", "received")},
     }
     found = {
         "task": "rte",
@@ -92,6 +90,24 @@ def write_run(
             for at in range(len(seconds) + 1)
         ]
         write_rows(folder / f"host.rank{rank}.jsonl", samples)
+    return folder
+
+
+def write_bench(folder: Path, syncs=("reduce_broadcast", "all_reduce", "bucketed", "none", "ddp"), **changes) -> Path:
+    """The record of a real bench, with these syncs only and intervals. `changes`: of its setting, or of its links."""
+    found = read(REAL_BENCH)
+    found["candidates"] = sorted(
+        (one for one in found["candidates"] if one["label"] in syncs), key=lambda one: syncs.index(one["label"])
+    )
+    for name in ("summary", "traffic"):
+        found[name] = {label: found[name][label] for label in syncs}
+    for one in found["summary"].values():
+        if ratio := one["ratio_to_ddp"]:
+            ratio["interval_95"] = [0.98 * ratio["median"], 1.02 * ratio["median"]]
+    found["environment"]["network"] |= {name: changes.pop(name) for name in ("rate", "delay") if name in changes}
+    found["setting"] |= changes
+    folder.mkdir(parents=True)
+    write(folder / "bench.json", found)
     return folder
 
 

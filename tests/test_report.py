@@ -11,7 +11,7 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
-from report_records import read, report, update, write_rows, write_run, write_unfinished
+from report_records import read, report, write_rows, write_run, write_unfinished
 
 pytest.importorskip("jinja2")
 pytest.importorskip("matplotlib")
@@ -159,29 +159,20 @@ def test_tensors_are_listed_by_bytes_and_small_ones_are_summed(tmp_path):
     assert sum(int(row[5]) for row in rows) == sum(sizes) + 40
 
 
-def test_bytes_that_only_the_kernel_knows_and_those_of_a_shared_interface(tmp_path):
+def test_bytes_that_only_the_kernel_knows(tmp_path):
     nothing = {f"bytes_{way}_per_iteration": [0, 0] for way in ("sent", "received")}
+    counters = {"bytes_from": "counters"} | nothing
     folders = [
-        write_run(tmp_path / "ring", sync="ring", wire_share=1.02, shared=2),
-        write_run(
-            tmp_path / "horovod",
-            sync="horovod",
-            wire_share=1.02,
-            shared=2,
-            summary={"bytes_from": "counters"} | nothing,
-        ),
+        write_run(tmp_path / "ring", sync="ring", wire_share=1.02),
+        write_run(tmp_path / "horovod", sync="horovod", wire_share=1.02, summary=counters),
         write_run(tmp_path / "nccl", sync="flat", summary={"bytes_are_assumed": True}),
-        write_run(tmp_path / "lo", sync="tree", wire_share=9.0),
     ]
-    wire = read(folders[3] / "summary.json")["wire"]
-    update(folders[3] / "summary.json", wire=wire | {"interface": "lo"})  # which all programs of a host share
     found = by_name(tables_of(*folders)["Traffic"][0])
     columns = ("sent MB, by rank", "all sent MB, predicted", "all sent MB, counted", "off, %", "bytes from")
     assert {name: [row[one] for one in columns] for name, row in found.items()} == {
-        "ring": ["2 x 2", "4", "4.08", "2", "log"],
-        "horovod": ["-", "-", "4.08", "-", "counters"],
+        "ring": ["2 x 2", "2 x 2", "2.04 x 2", "2", "log"],
+        "horovod": ["-", "-", "2.04 x 2", "-", "counters"],
         "nccl": ["2 x 2", "-", "-", "-", "log (assumed)"],
-        "lo": ["2 x 2", "-", "-", "-", "log"],
     }
 
 

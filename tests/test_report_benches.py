@@ -4,25 +4,23 @@ import json
 import re
 
 import pytest
-from report_records import edit, read, report
-from scale_records import GBIT, write_bench
+from report_records import edit, read, report, write_bench
 from test_report import Page, by_name
 
 pytest.importorskip("jinja2")
 pytest.importorskip("matplotlib")
 from cos598d.commands import cli
 from cos598d.records.bench import read_bench
+from cos598d.records.quantities import quantity
 
 # The screen's table, which a program prints that takes a minute; and figures, without their drawing.
 from cos598d.tools.report.benches import bench_table
 from cos598d.tools.report.sections import bench_sections
 
-SOME = "gather_scatter,all_reduce,bucketed"
-
 
 @pytest.fixture
 def bench(tmp_path):
-    return write_bench(tmp_path / "bench", syncs=SOME)
+    return write_bench(tmp_path / "bench")
 
 
 def said(folder):
@@ -33,7 +31,7 @@ def said(folder):
 def test_every_number_is_that_of_the_record(bench, tmp_path):
     found, page = read(bench / "bench.json"), Page(report(tmp_path / "page.html", bench))
     rows = by_name(page.tables["Bench bench"][0])
-    assert list(rows) == ["gather_scatter", "all_reduce", "bucketed", "none", "ddp"]
+    assert list(rows) == ["reduce_broadcast", "all_reduce", "bucketed", "none", "ddp"]
     for label, row in rows.items():
         summary, traffic = found["summary"][label], found["traffic"][label]
         low, high = map(float, row["quartiles"].split(" to "))
@@ -64,12 +62,12 @@ def test_the_fastest_is_named_only_where_the_rounds_show_one(bench, tmp_path):
         return edit(bench / "bench.json", change)
 
     edit(bench / "bench.json", lambda found: found["summary"]["ddp"].update(seconds_median=1.0))
-    intervals(bucketed=[0.97, 0.99], all_reduce=[1.3, 1.5], gather_scatter=[2, 3])
+    intervals(bucketed=[0.97, 0.99], all_reduce=[1.3, 1.5], reduce_broadcast=[2, 3])
     assert said(bench).startswith("Fastest: bucketed (0.98 s), before ddp (1 s).")
     assert "bench. Fastest: bucketed" in report(tmp_path / "page.html", bench)
     intervals(bucketed=[0.9, 1.02])
     assert said(bench).startswith("Fastest: bucketed (0.96 s) and ddp (1 s) are too close to call.")
-    norms = {label: [1.0] for label in ("ddp", "all_reduce", "gather_scatter")} | {"bucketed": [0.5]}
+    norms = {label: [1.0] for label in ("ddp", "all_reduce", "reduce_broadcast")} | {"bucketed": [0.5]}
     edit(bench / "bench.json", lambda found: found.update(gradient_norm=norms))
     assert "warning: not ddp's average of the same batch, so not the same work: bucketed." in said(bench)
     assert said(bench).startswith("Fastest: ddp (1 s), before all_reduce")
@@ -90,16 +88,18 @@ def test_without_rounds_enough_none_is_named(bench):
     assert "Fastest" not in said(bench)
 
 
-@pytest.mark.parametrize(("axis", "values"), [("rate", (GBIT / 10, GBIT)), ("delay", (0.001, 0.01)), ("batch", (4, 8))])
+@pytest.mark.parametrize(
+    ("axis", "values"), [("rate", ("100mbit", "1gbit")), ("delay", ("1ms", "10ms")), ("batch", (4, 8))]
+)
 def test_benches_that_differ_in_a_number_have_a_line_of_each_sync(axis, values, tmp_path):
-    folders = [write_bench(tmp_path / str(value), syncs=SOME, **{axis: value}) for value in values]
+    folders = [write_bench(tmp_path / str(value), **{axis: value}) for value in values]
     sections = bench_sections({folder.name: read_bench(folder)[1] for folder in folders})
     (draw,) = next(section.figures for section in sections if section.title.startswith("What the settings"))
     (axes,) = draw().axes
     lines = {container.get_label(): container[0] for container in axes.containers}
-    assert set(lines) == {"gather_scatter", "all_reduce", "bucketed", "ddp"}
+    assert set(lines) == {"reduce_broadcast", "all_reduce", "bucketed", "ddp"}
     for label, line in lines.items():
-        assert list(line.get_xdata()) == pytest.approx(values)
+        assert list(line.get_xdata()) == [quantity(value) for value in values]
         ratios = [read(folder / "bench.json")["summary"][label]["ratio_to_ddp"]["median"] for folder in folders]
         assert list(line.get_ydata()) == pytest.approx(ratios)
 
@@ -130,9 +130,9 @@ def messages(found):
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (without("ddp", "none"), "gather_scatter"),
+        (without("ddp", "none"), "reduce_broadcast"),
         (without("none"), "times ddp&#39;s"),
-        (without("ddp", "all_reduce", "bucketed", "gather_scatter"), "none"),
+        (without("ddp", "all_reduce", "bucketed", "reduce_broadcast"), "none"),
         (messages, "a call takes 1000 us and its payload / 100.0 MB/s"),
     ],
 )

@@ -83,7 +83,7 @@ def changed(**values):
                 "losses": ["low"],
                 "world_size": 3,
                 "memory": {"peak": 3},
-                "wire": {"ranks_by_interface": 0},
+                "wire": {"bytes_sent_per_iteration": 0},
                 "epochs": [{"epoch": 1, "by_class": [{"class": 3}]}],
                 "phases": {"seconds_sync": "long"},
                 "bytes_from": "hearsay",

@@ -107,8 +107,6 @@ def test_the_fastest_is_named_only_where_its_interval_its_losses_and_its_setting
     words = said(slow, fast, run(tmp_path, "floor", 0.9, sync="none"), alone(tmp_path))
     assert words.startswith("Fastest: ddp (2 s per step), before slow (4 s per step).")
     assert said(slow, near, fast) == "Fastest: ddp (2 s per step) and near (2.05 s per step) are too close to call."
-    # 1.95 to 2.15 and 2.08 to 2.28 overlap, and the difference's interval, 0.04 to 0.22 by Welch's t, leaves out 0.
-    assert said(run(tmp_path, "a", 2.18), run(tmp_path, "b", 2.05, sync="ddp")).startswith("Fastest: b (")
     for name, changes in {
         "other": {"config": {"learning_rate": 1.0}},
         "apart": {"losses": LATER},
@@ -148,9 +146,7 @@ def test_a_run_on_a_busy_machine_is_named_and_not_compared(capsys, said, tmp_pat
 
 
 def test_an_impossible_speed_up_is_named(said, tmp_path):
-    words = (
-        "ddp is 3 times as fast as alone, where at most 2 times is possible: something disturbed alone. Run it again"
-    )
+    words = "ddp is faster than alone by more than there is to gain: something disturbed alone. Run it again"
     assert words in said(alone(tmp_path, seconds=6.0), run(tmp_path, "ddp", 2.0, sync="ddp"))
 
 

@@ -6,7 +6,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import datetime
@@ -33,12 +33,13 @@ from cos598d.tools.report.compare import BRIEF, table
 from cos598d.tools.report.records import Run, load_run
 from cos598d.tools.report.tables import brief, detailed
 from cos598d.tools.report.verdict import said
-from cos598d.tools.sweeps.runner import LastWords
+from cos598d.tools.sweeps.runner import last_words
 
 # Shorter words for the flags that a notebook gives most often.
 SHORT = {"task": "task_name", "model": "model_name_or_path"}
 # Ranks that are asked to stop save a checkpoint first.
 SECONDS_TO_STOP = 30.0
+LAST_LINES = 1000  # of a run's output, among which is why it failed
 
 
 def train(
@@ -82,19 +83,19 @@ def train(
 
 def _run(words: Sequence[str], quiet: bool) -> None:
     """Run `cos598d train` with these words. Raises UserError when it fails; ends it on KeyboardInterrupt."""
-    last = LastWords()
+    last: deque[str] = deque(maxlen=LAST_LINES)
     child = start([sys.executable, "-m", "cos598d", "train", *words], stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     assert child.stdout is not None  # a pipe, as asked for above
     try:
         for line in child.stdout:
-            last.hear(line)
+            last.append(line)
             if not quiet:
                 print(printable(line.rstrip()), flush=True)
         child.wait()
     finally:  # also when the cell is interrupted
         end_all([child], SECONDS_TO_STOP, signal.SIGINT)
     if code := exit_code_of(child.returncode):
-        raise UserError(last.words or f"the run ended with exit code {code}, and printed nothing.")
+        raise UserError(last_words(last) or f"the run ended with exit code {code}, and printed nothing.")
 
 
 class ComparedRuns:

@@ -14,8 +14,6 @@ WARM_UP = 2
 # The source of a strategy's sent bytes: the ledger, which has every call, or only the kernel's counters, if a library
 # does not report its calls.
 BY_LEDGER, BY_COUNTERS = "ledger", "counters"
-# Where the kernel counts: a rank's own connections, without packet headers.
-OWN_SOCKETS = "own sockets"
 # For records whose bytes come from another backend's formulas.
 ASSUMED_BYTES = "nccl chooses its own algorithms, and its calls are taken to move what gloo's do"
 # Why an attempt ended that has done its work; and one that has not, if nothing was left to write it down.

@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from cos598d.records.conventions import COUNTED, OWN_SOCKETS, PHASES, SILENT, WARM_UP
+from cos598d.records.conventions import COUNTED, PHASES, SILENT, WARM_UP
 from cos598d.records.schema import Attempt, AttemptRow, Iteration
+from cos598d.records.summary import mean_interval
 
 TOTALS = ("calls", "tensors", "payload_bytes", "bytes_sent", "bytes_received")
 TRAFFIC = tuple(f"{kind}_{way}" for kind in ("predicted", "counted") for way in TOTALS[3:])
@@ -91,10 +92,7 @@ def summarize_seconds(seconds: Sequence[float]) -> dict[str, Any]:
         found |= {"mean": statistics.fmean(counted), "median": float(np.median(counted))}
         found["p90"] = float(np.quantile(counted, 0.9))
     if len(counted) > 1:
-        from scipy.special import stdtrit  # the quantile of t; importing scipy.stats would take half a second
-
-        margin = float(stdtrit(len(counted) - 1, 0.975) * np.std(counted, ddof=1)) / len(counted) ** 0.5
-        found["interval_95"] = [found["mean"] - margin, found["mean"] + margin]
+        found["interval_95"] = mean_interval(counted.tolist())
     return found
 
 
@@ -145,8 +143,7 @@ def _wire(ranks: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
     means = [rank["means"] for rank in ranks]
     if all(mean["counted_bytes_sent"] is None for mean in means):
         return None
-    own = {"interface": OWN_SOCKETS, "ranks_by_interface": [[rank] for rank in range(len(ranks))]}
-    return own | {f"{name.removeprefix('counted_')}_per_iteration": [mean[name] for mean in means] for name in TRAFFIC}
+    return {f"{name.removeprefix('counted_')}_per_iteration": [mean[name] for mean in means] for name in TRAFFIC}
 
 
 def attempts_of(rows: Iterable[AttemptRow], reached: int) -> list[Attempt]:

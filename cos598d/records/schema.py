@@ -153,19 +153,15 @@ class Purpose(Struct):
 
 
 class Wire(Struct):
-    """What the kernel has counted per iteration, by rank; ranks that share an interface have all read its sum."""
+    """What the kernel has counted per iteration of the connections of each rank."""
 
-    ranks_by_interface: list[Annotated[list[Count], Meta(min_length=1)]]
     bytes_sent_per_iteration: list[AtLeastZero | None]
     bytes_received_per_iteration: list[AtLeastZero | None]
     predicted_bytes_sent_per_iteration: list[AtLeastZero | None]
-    interface: str = ""
 
     def __post_init__(self) -> None:
         """Raise ValueError if lists are not of the same ranks."""
-        count = len(self.bytes_sent_per_iteration)
-        known = max(max(ranks) for ranks in self.ranks_by_interface) if self.ranks_by_interface else 0
-        if known >= count or len(self.predicted_bytes_sent_per_iteration) != count:
+        if len(self.predicted_bytes_sent_per_iteration) != len(self.bytes_sent_per_iteration):
             raise ValueError("lists are not of as many ranks")
 
 

@@ -21,6 +21,16 @@ def median_interval(values: Sequence[float], confidence: float = 0.95) -> list[f
     return [ordered[k - 1], ordered[count - k]] if k else None
 
 
+def mean_interval(values: Sequence[float]) -> list[float]:
+    """The 95 % confidence interval of the mean of two values or more (Student's t)."""
+    from scipy.special import stdtrit  # its quantiles; importing scipy.stats would take a second
+
+    mean, count = statistics.fmean(values), len(values)
+    variance = math.fsum((value - mean) ** 2 for value in values) / (count - 1)
+    margin = float(stdtrit(count - 1, 0.975)) * math.sqrt(variance / count)
+    return [mean - margin, mean + margin]
+
+
 # How the seconds of an iteration on several ranks are defined.
 LAST_TO_LAST, SLOWEST = "from the last rank's start to the last one's stop", "of the slowest rank, by its own clock"
 

@@ -4,9 +4,9 @@ from cos598d.errors import WARNING
 from cos598d.records.bench import Bench, Difference, Ratio
 from cos598d.records.conventions import ASSUMED_BYTES, DDP, FLOOR
 from cos598d.terminal.printable import printable
-from cos598d.terminal.words import listed, number_of
+from cos598d.terminal.words import number_of
 from cos598d.tools.report.busy import LEAST_SECONDS, share_of_others
-from cos598d.tools.report.cells import Interval, Rows, as_lines, shown
+from cos598d.tools.report.cells import Interval, Rows, as_lines, fastest_of, shown
 
 # Norms of averaged gradients that differ by more are not those of the same average. Lossy codecs come closer.
 NORM_TOLERANCE = 0.02
@@ -16,7 +16,7 @@ BRIEF = ("sync", "median s", "times ddp's", "95 %", "exposed s", "calls", "MB se
 
 def bench_table(record: Bench) -> str:
     """All that was measured, for the screen: which is the fastest, the candidates, the messages, and warnings."""
-    parts = [fastest_of(record), setting_words(record), *(f"{WARNING}{one}." for one in remarks(record))]
+    parts = [fastest_in(record), setting_words(record), *(f"{WARNING}{one}." for one in remarks(record))]
     if record.message_size:
         parts.append(f"{as_lines(message_rows(record))}\n{message_fit(record)}")
     if record.candidates:
@@ -135,7 +135,7 @@ def ranked(record: Bench) -> list[str]:
     return sorted(found, key=lambda label: record.summary[label].seconds_median)
 
 
-def fastest_of(record: Bench) -> str:
+def fastest_in(record: Bench) -> str:
     """Which sync is the fastest. "" if the record cannot tell: the machine was busy, or ratios have no intervals."""
     labels = ranked(record)
     if len(labels) < 2 or share_of_busy(record):
@@ -146,12 +146,10 @@ def fastest_of(record: Bench) -> str:
         return ""
     # Those whose ratios to DDP leave no gap to the first one's.
     first = intervals[0]
-    near = [label for label, own in zip(labels, intervals) if own.low <= first.high and first.low <= own.high]
+    near = [label for label, own in zip(labels, intervals) if own.meets(first)]
     other = next(iter(label for label in labels if label not in near), labels[-1])
     words = [f"{printable(label)} ({shown(record.summary[label].seconds_median)} s)" for label in (*near, other)]
-    if len(near) > 1:
-        return f"Fastest: {listed(words[:-1])} are too close to call."
-    return f"Fastest: {words[0]}, before {words[1]}. Other networks and machines give another order."
+    return fastest_of(words[:-1], words[-1])
 
 
 def _interval(found: Ratio | Difference | None, is_itself: bool = False) -> Interval | None:

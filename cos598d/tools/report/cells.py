@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from cos598d.terminal.printable import printable
 from cos598d.terminal.tables import as_text
+from cos598d.terminal.words import listed
 
 # A table: a row is its cells by column. A cell that is None is not known.
 Rows = Sequence[Mapping[str, Any]]
@@ -18,9 +19,13 @@ class Interval(NamedTuple):
     low: float
     high: float
 
+    def meets(self, other: "Interval") -> bool:
+        """Whether they leave no gap."""
+        return self.low <= other.high and other.low <= self.high
+
 
 class Spread(NamedTuple):
-    """A figure with its 95 % confidence interval."""
+    """A figure with its 95 % confidence interval, or with the least and the most."""
 
     value: float
     low: float
@@ -54,6 +59,13 @@ def exact(value: Any) -> str:
     return (
         printable(value, 200) if isinstance(value, int | float | str) and not isinstance(value, bool) else shown(value)
     )
+
+
+def fastest_of(near: Sequence[str], other: str) -> str:
+    """The sentence on the fastest ones, each in words, and the next one."""
+    if len(near) > 1:
+        return f"Fastest: {listed(near)} are too close to call."
+    return f"Fastest: {near[0]}, before {other}. Other networks and machines give another order."
 
 
 def texts(rows: Rows, columns: Sequence[str] | None = None) -> list[list[str]]:

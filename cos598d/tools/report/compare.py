@@ -7,10 +7,11 @@ paired with the k-th of the other: what slows a repeat slows both, and cancels.
 
 import json
 from collections.abc import Callable, Sequence
-from statistics import fmean, stdev
+from statistics import fmean
 from typing import Any
 
 from cos598d.records.conventions import DDP, FLOOR
+from cos598d.records.summary import mean_interval
 from cos598d.tools.report.busy import DISTURBED, TOLERANCE, most_speed_up
 from cos598d.tools.report.cells import Interval, Rows, Spread
 from cos598d.tools.report.records import HOW, Run, differing
@@ -77,22 +78,9 @@ def interval_of(group: Group) -> Interval | None:
     """The mean's 95 % interval: between repeats, or of one run's iterations, outside of which a repeat may be."""
     means = [run.mean for run in group if run.mean is not None]
     if len(group) > 1 and len(means) == len(group):
-        return mean_interval(means)
+        return Interval(*mean_interval(means))
     own = group[0].summary.seconds_per_iteration.interval_95
     return Interval(*own) if own else None
-
-
-def mean_interval(values: Sequence[float]) -> Interval:
-    """The 95 % confidence interval of the mean of two values or more (Student's t)."""
-    margin = student_t(len(values) - 1) * stdev(values) / len(values) ** 0.5
-    return Interval(fmean(values) - margin, fmean(values) + margin)
-
-
-def student_t(freedom: float) -> float:
-    """The 97.5 % quantile of Student's t: a 95 % interval leaves out half of the rest above it."""
-    from scipy.special import stdtrit  # importing scipy.stats would take a second
-
-    return float(stdtrit(freedom, 0.975))
 
 
 def base_of(groups: Sequence[Group], group: Group, sync: str) -> Group | None:
@@ -119,13 +107,17 @@ def exposed(run: Run, floor: Run) -> float | None:
     return None if median is None or base is None else median - base
 
 
-def speed_up(group: Group, alone: Group | None) -> Any:
+def speed_up(
+    group: Group, alone: Group | None, seconds_of: Callable[[Group], float | None] = mean_of
+) -> float | str | None:
     """How many times as fast as one rank; DISTURBED where the machine was busy, or it is more than there is to gain."""
-    mean, base = mean_of(group), mean_of(alone) if alone else None
-    if not alone or not mean or not base or alone[0] is group[0]:
+    if not alone or alone[0] is group[0]:
+        return None
+    mine, base = seconds_of(group), seconds_of(alone)
+    if not mine or not base:
         return None
     most = TOLERANCE * most_speed_up(group[0].summary.world_size, group[0].environment)
-    return DISTURBED if is_busy(group, alone) or base / mean > most else base / mean
+    return DISTURBED if is_busy(group, alone) or base / mine > most else base / mine
 
 
 def losses_apart(group: Group, alone: Group | None) -> float | str | None:
@@ -137,22 +129,13 @@ def losses_apart(group: Group, alone: Group | None) -> float | str | None:
 
 
 def are_apart(one: Group, other: Group) -> bool:
-    """Whether the 95 % interval of the means' difference excludes 0 (Welch's t; Biometrika 34, 1947, 28-35).
-
-    Of equally many repeats: whether the interval of their ratio, repeat by repeat, excludes 1.
-    """
+    """Whether the 95 % intervals of their means do not meet; of equally many repeats, whether that of their ratio,
+    repeat by repeat, excludes 1."""
     several = _paired(one, other, ratio)
     if isinstance(several, Spread):
         return not several.low <= 1 <= several.high
-    mine, theirs = _error_of_mean(one), _error_of_mean(other)
-    if mine is None or theirs is None:
-        return False
-    squares = mine[0] ** 2, theirs[0] ** 2
-    apart = abs((mean_of(one) or 0.0) - (mean_of(other) or 0.0))
-    if not sum(squares):
-        return apart > 0
-    freedom = sum(squares) ** 2 / (squares[0] ** 2 / mine[1] + squares[1] ** 2 / theirs[1])
-    return apart > student_t(freedom) * sum(squares) ** 0.5
+    mine, theirs = interval_of(one), interval_of(other)
+    return mine is not None and theirs is not None and not mine.meets(theirs)
 
 
 def megabytes(values: Sequence[float | None]) -> list[float | None]:
@@ -170,12 +153,3 @@ def _paired(group: Group, base: Group | None, figure: Callable[[Run, Run], float
     if len(values) > 1 and len(values) == len(group) == len(base):
         return Spread(fmean(values), *mean_interval(values))
     return fmean(values) if values else None
-
-
-def _error_of_mean(group: Group) -> tuple[float, int] | None:
-    """The standard error of the mean seconds, and its degrees of freedom."""
-    interval = interval_of(group)
-    count = len(group) if len(group) > 1 else group[0].summary.seconds_per_iteration.counted
-    if interval is None or count < 2:
-        return None
-    return (interval.high - interval.low) / 2 / student_t(count - 1), count - 1

@@ -9,7 +9,7 @@ from cos598d.errors import UserError
 from cos598d.records.bench import FILE_NAME, Bench, read_bench
 from cos598d.records.conventions import SUMMARY
 from cos598d.records.unfinished import is_unfinished
-from cos598d.tools.report.benches import fastest_of, remarks
+from cos598d.tools.report.benches import fastest_in, remarks
 from cos598d.tools.report.cells import texts
 from cos598d.tools.report.figures import as_image, style
 from cos598d.tools.report.records import Run, load_run, own_names
@@ -22,7 +22,7 @@ def build_page(paths: Sequence[Path]) -> str:
     cannot be read."""
     runs, benches = load_records([folder for path in paths for folder in runs_in(path)])
     names = [*(run.name for run in runs), *benches]
-    answers = [fastest(runs), *(f"{name}. {said}" for name, one in benches.items() if (said := fastest_of(one)))]
+    answers = [fastest(runs), *(f"{name}. {said}" for name, one in benches.items() if (said := fastest_in(one)))]
     with style():
         sections = [
             (section.title, section.tables, [as_image(one) for draw in section.figures if (one := draw()) is not None])

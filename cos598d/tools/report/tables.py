@@ -1,12 +1,10 @@
 """A row for each run: where the time goes, what travels, and what is held. MB are 1,000,000 bytes."""
 
-import re
 from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
-from cos598d.records.conventions import NOT_METRICS, OWN_SOCKETS, PHASES
-from cos598d.records.schema import Wire
+from cos598d.records.conventions import NOT_METRICS, PHASES
 from cos598d.terminal.tables import filled
 from cos598d.tools.report.cells import Rows, as_lines
 from cos598d.tools.report.compare import BRIEF, SECONDS, megabytes, table
@@ -22,9 +20,9 @@ TIME = (
 )
 TRAFFIC = (
     "Per iteration, by the algorithms' formulas: calls with gradients, or with weights that are held in shards. "
-    "Counted: all that the kernel saw, by interface with headers; on one host each rank's own sockets, without. Bytes "
-    "from: the communication log, which has every call, or the kernel's counters, where a library does not report its "
-    "calls. nccl's calls are assumed to send as many bytes as gloo's."
+    "Counted: what the kernel saw of each rank's connections, without headers. Bytes from: the communication log, "
+    "which has every call, or the kernel's counters, where a library does not report its calls. nccl's calls are "
+    "assumed to send as many bytes as gloo's."
 )
 MEMORY = "MB of tensors on the rank that holds most: just before an optimizer's step (peak), and after it."
 
@@ -60,21 +58,21 @@ def traffic_rows(runs: Sequence[Run]) -> Rows:
     """Calls and bytes of an iteration: by formula, and as the kernel counted."""
     found = []
     for run in runs:
-        summary, wire, knows = run.summary, counted_wire(run), run.is_in_ledger
+        summary, knows = run.summary, run.is_in_ledger
         row = {"run": run.name, "calls": summary.calls_per_iteration, "tensors": summary.tensors_per_iteration}
         row["payload MB"] = summary.payload_bytes_per_iteration / 1e6
         row["sent MB, by rank"] = megabytes(summary.bytes_sent_per_iteration)
         row["received MB, by rank"] = megabytes(summary.bytes_received_per_iteration)
         row = row if knows else dict.fromkeys(row) | {"run": run.name}
-        # Ranks that share an interface have all read its counter.
-        groups, sent = (wire.ranks_by_interface, wire.predicted_bytes_sent_per_iteration) if wire else ([], [])
-        predicted = [sum(sent[rank] or 0 for rank in ranks) for ranks in groups]
-        counted = [wire.bytes_sent_per_iteration[ranks[0]] for ranks in groups] if wire else []
-        row["all sent MB, predicted"] = megabytes(predicted) if predicted and knows else None
-        row["all sent MB, counted"] = megabytes(counted) if counted else None
-        is_known = knows and sum(predicted) >= LEAST_BYTES and None not in counted
-        row["off, %"] = 100 * (sum(sent or 0 for sent in counted) / sum(predicted) - 1) if is_known else None
-        found.append(row | {"bytes from": bytes_from(run)})
+        if wire := summary.wire:
+            predicted, counted = wire.predicted_bytes_sent_per_iteration, wire.bytes_sent_per_iteration
+            row["all sent MB, predicted"] = megabytes(predicted) if knows else None
+            row["all sent MB, counted"] = megabytes(counted)
+            whole, seen = (sum(sent or 0 for sent in of) for of in (predicted, counted))
+            is_known = knows and whole >= LEAST_BYTES and None not in counted
+            row["off, %"] = 100 * (seen / whole - 1) if is_known else None
+        log = "log (assumed)" if summary.bytes_are_assumed else "log"
+        found.append(row | {"bytes from": log if knows else "counters"})
     return found
 
 
@@ -117,20 +115,6 @@ def epoch_rows(runs: Sequence[Run]) -> Rows:
             row |= {"training, s": training.get("wall_seconds"), "evaluation, s": epoch.get("seconds_evaluation")}
             found.append(row | {"examples/s": training.get("examples_per_second_wall")})
     return found
-
-
-def bytes_from(run: Run) -> str:
-    """The source of the bytes, in a word."""
-    if run.is_in_ledger:
-        return "log (assumed)" if run.summary.bytes_are_assumed else "log"
-    wire = counted_wire(run)
-    return OWN_SOCKETS if wire and wire.interface == OWN_SOCKETS else "counters"
-
-
-def counted_wire(run: Run) -> Wire | None:
-    """What the kernel has counted; None if it has not, or has only a whole host's loopback."""
-    wire = run.summary.wire
-    return None if wire is None or re.fullmatch(r"lo\d*", wire.interface) else wire
 
 
 def metrics_of(epoch: Mapping[str, Any]) -> dict[str, float]:

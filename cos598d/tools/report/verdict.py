@@ -6,9 +6,9 @@ from cos598d.errors import WARNING
 from cos598d.records.schema import Classes
 from cos598d.terminal.printable import printable
 from cos598d.terminal.words import listed
-from cos598d.tools.report.busy import TOLERANCE, most_speed_up
-from cos598d.tools.report.cells import shown
-from cos598d.tools.report.compare import Group, alone_of, are_apart, in_groups, is_busy, mean_of, name_of
+from cos598d.tools.report.busy import DISTURBED
+from cos598d.tools.report.cells import fastest_of, shown
+from cos598d.tools.report.compare import Group, alone_of, are_apart, in_groups, is_busy, mean_of, name_of, speed_up
 from cos598d.tools.report.records import Run, differing, last_classes
 
 MOST_NAMES = 8
@@ -45,9 +45,7 @@ def fastest(runs: Sequence[Run]) -> str:
     first, *others = sorted(found, key=lambda group: mean_of(group) or 0.0)
     near = [first, *(group for group in others if not are_apart(group, first))]
     words = [f"{name_of(group)} ({shown(mean_of(group))} s per step)" for group in (*near, others[0])]
-    if len(near) > 1:
-        return f"Fastest: {names_of(words[:-1])} are too close to call."
-    return f"Fastest: {words[0]}, before {words[1]}. Other networks and machines give another order."
+    return fastest_of(words[:-1], words[-1])
 
 
 def names_of(names: Sequence[str]) -> str:
@@ -132,12 +130,9 @@ def _one_class(runs: Sequence[Run]) -> str:
 def _impossible(groups: Sequence[Group]) -> str:
     for group in groups:
         alone = alone_of(groups, group)
-        mean, base = mean_of(group), mean_of(alone) if alone else None
-        most = most_speed_up(group[0].summary.world_size, group[0].environment)
-        if alone and mean and base and not is_busy(group, alone) and base / mean > TOLERANCE * most:
+        if alone and speed_up(group, alone) == DISTURBED and not is_busy(group, alone):
             return (
-                f"{name_of(group)} is {shown(base / mean)} times as fast as {name_of(alone)}, where at most "
-                f"{shown(most)} times is possible: something disturbed {name_of(alone)}. Run it again while nothing "
-                "else runs."
+                f"{name_of(group)} is faster than {name_of(alone)} by more than there is to gain: something disturbed "
+                f"{name_of(alone)}. Run it again while nothing else runs."
             )
     return ""

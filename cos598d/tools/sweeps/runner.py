@@ -9,7 +9,7 @@ import shlex
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import FrameType
@@ -36,18 +36,11 @@ _HOST = re.compile(r"^host\d+(?: rank\d+)?\| ")
 _RANK = re.compile(r"^rank \d+")
 
 
-class LastWords:
-    """The line of a program's output that best explains its end: the last one, or a rank's if there is one."""
-
-    def __init__(self) -> None:
-        self.words = ""
-
-    def hear(self, line: str) -> None:
-        """Take a further line."""
-        line = _HOST.sub("", printable(line.rstrip())).strip().removeprefix(ERROR)
-        # A rank's own error is better than a library's after it.
-        if line and (_RANK.match(line) or not _RANK.match(self.words)):
-            self.words = line
+def last_words(output: Iterable[str]) -> str:
+    """The line of a program's output that best explains its end: the last one, or a rank's own if there is one."""
+    lines = [_HOST.sub("", printable(line.rstrip())).strip().removeprefix(ERROR) for line in output]
+    own = [line for line in lines if _RANK.match(line)]
+    return next(iter([*reversed(own), *filter(None, reversed(lines))]), "")
 
 
 def is_finished(one: Planned, folder: Path) -> bool:
@@ -149,12 +142,9 @@ class Runner:
         elif code == GOES_ON or self._asked:
             words = "it stopped before its end. Give the same command again, and it resumes."
         else:
-            last = LastWords()
             with one.log.open(encoding="utf-8", errors="replace") as lines:
                 lines.seek(one.heard)
-                for line in lines:
-                    last.hear(line)
-            words = f"it failed with exit code {code}: {last.words or 'it said nothing'} (see {one.log})"
+                words = f"it failed with exit code {code}: {last_words(lines) or 'it said nothing'} (see {one.log})"
         print(printable(f"{head} {one.run.name}: {words}"), flush=True)
         return code
 
