@@ -1,4 +1,4 @@
-"""The bench: its statistics, its fit and prediction, the names of candidates, and complete runs on real ranks."""
+"""The bench: its statistics, the names of candidates, and complete runs on real ranks."""
 
 import json
 import statistics
@@ -16,13 +16,11 @@ from cos598d.models.build import find_model
 from cos598d.optimizers import make_optimizer
 from cos598d.records.summary import LAST_TO_LAST, median_interval, paired_ratio, summarize, world_seconds
 from cos598d.tools.bench.candidates import parse_candidate, parse_candidates, references
-from cos598d.tools.bench.messages import fit_line, message_sizes
 from cos598d.tools.bench.plan import BenchPlan, plan_from
 from cos598d.tools.bench.rounds import order_of_round
 from cos598d.tools.bench.turns import STEPPING
 from cos598d.tools.bench.workload import Workload
 
-SIZES = [1 << power for power in range(10, 29, 2)]
 TINY_BENCH = ["-m", "cos598d", "bench", "--model", "tiny", "--world_size", 2, "--batch", 2, "--tokens", 16]
 SUMMING = """
 import torch.distributed as dist
@@ -38,19 +36,6 @@ class Sum(GradientSync):
 
 def read(path):
     return json.loads(path.read_text())
-
-
-def times(overhead, bandwidth, noise=0.0):
-    factors = 1 + noise * np.random.default_rng(0).standard_normal(len(SIZES))
-    return [(overhead + size / bandwidth) * factor for size, factor in zip(SIZES, factors, strict=True)]
-
-
-@pytest.mark.parametrize("last", [1, 3], ids=["in noise", "with one odd size"])
-@pytest.mark.parametrize(("overhead", "bandwidth"), [(200e-6, 1e9), (5e-3, 1e8), (1e-5, 1e10)])
-def test_the_fit_finds_overhead_and_bandwidth(overhead, bandwidth, last):
-    seconds = times(overhead, bandwidth, noise=0.03 if last == 1 else 0)
-    seconds[-1] *= last
-    assert fit_line(SIZES, seconds) == pytest.approx((overhead, 1 / bandwidth), rel=0.1)
 
 
 def test_the_median_s_interval_is_of_order_statistics_and_holds_it_as_often_as_stated():
@@ -100,11 +85,6 @@ def test_a_round_has_every_candidate_once_in_its_own_order():
     assert all(sorted(order) == list(range(5)) for order in orders)
     assert len(set(map(tuple, orders))) > 10
     assert orders == [order_of_round(5, number, seed=42) for number in range(20)]
-
-
-def test_message_sizes_go_up_by_four_to_the_largest():
-    assert message_sizes(256) == SIZES
-    assert message_sizes(0.01) == [1024, 4096]
 
 
 @pytest.mark.parametrize(
@@ -167,9 +147,6 @@ def test_the_floor_and_ddp_are_added_once():
     [
         ({"rounds": 0}, "--rounds 0"),
         ({"tokens": 4}, "--tokens 4"),
-        ({"sweep": "nosuch"}, "unknown --sweep nosuch. Choose one of message_size"),
-        ({"sweep": "message_size", "sync": "flat"}, "Leave --sync and --alone out"),
-        ({"largest_mb": 0.0}, "--largest_mb 0"),
         ({"sync": ","}, "names no sync"),
         ({"threads": 0}, "--threads 0"),
         ({"precision": "fp16"}, "unknown --precision fp16.* Choose one of fp32, bf16"),
@@ -187,7 +164,6 @@ def test_a_plan_s_words_have_every_flag_that_was_given():
     assert words[words.index("--sync") + 1] == "flat"
     assert words[words.index("--threads") + 1] == "2"
     assert "--alone" in words
-    assert "--sweep" not in words
     assert "--step" not in words
 
 
@@ -284,13 +260,3 @@ def test_an_unknown_sync_is_one_sentence_and_nothing_starts(tmp_path, monkeypatc
     assert said.startswith("error: unknown sync nosuch. Choose one of ")
     assert said.count("\n") == 1
     assert list(tmp_path.iterdir()) == []
-
-
-def test_a_sweep_of_message_sizes_fits_a_call(start, tmp_path):
-    text = bench(start, ["--rounds", 1, "--sweep", "message_size", "--largest_mb", 0.0625, "--output", "out"])
-    record = read(tmp_path / "out" / "bench.json")
-    assert [row["payload_bytes"] for row in record["message_size"]["sizes"]] == [1 << 10, 1 << 12, 1 << 14, 1 << 16]
-    row, fit = record["message_size"]["sizes"][1], record["message_size"]["fit"]
-    assert row["algbw_bytes_per_second"] == row["busbw_bytes_per_second"] == 4096 / row["seconds_median"]  # 2 ranks
-    assert row["seconds_fitted"] == pytest.approx(fit["overhead_seconds"] + 4096 / fit["bytes_per_second"])
-    assert "64 KiB" in text

@@ -173,24 +173,20 @@ def test_a_cluster_by_hand_has_a_name_of_its_own_until_ctrl_c(cluster, done):
 
 
 ECHO = """
-import os, socket, sys, time
-
-def received():
-    line = next(line for line in open("/proc/net/dev") if "eth0" in line)
-    return int(line.split(":")[1].split()[1])
+import os, socket, time
 
 if os.environ["RANK"] == "0":
     with socket.create_server(("10.10.1.1", 7000)) as server:
         line, _ = server.accept()
-        before = received()
-        got = 0
+        got = len(line.recv(1 << 20))
+        begin = time.monotonic()
         while got < 2_000_000:
             got += len(line.recv(1 << 20))
-        packets = received() - before
+        took = time.monotonic() - begin
         begin = time.monotonic()
         line.sendall(b"x")
         line.recv(1)
-        print("packets", packets, "there and back", time.monotonic() - begin)
+        print("sent in", took, "there and back", time.monotonic() - begin)
 else:
     for _ in range(100):
         try:
@@ -205,20 +201,14 @@ else:
 """
 
 
-def measured(text):
-    line = next(line for line in text.splitlines() if "| packets" in line).split()
-    return int(line[2]), float(line[-1])
-
-
 @needs_cluster
-def test_no_packet_is_early_and_without_offload_each_holds_at_most_1500_bytes(done, tmp_path):
+def test_no_packet_is_early(done, tmp_path):
     (tmp_path / "echo.py").write_text(ECHO)
     words = ("--", "python", str(tmp_path / "echo.py"))
-    # 2,000,000 / 1,448, except those that came before the first look.
-    assert measured(done(0, "run", "--hosts", "2", "--offload", "off", *words))[0] > 1300
-    packets, seconds = measured(done(0, "run", "--hosts", "2", "--delay", "20ms", *words))
-    assert packets < 700
-    assert seconds >= 0.04
+    text = done(0, "run", "--hosts", "2", "--delay", "20ms", "--rate", "100mbit", *words)
+    line = next(line for line in text.splitlines() if "| sent" in line).split()
+    assert float(line[3]) > 0.75 * 2_000_000 * 8 / 100e6, "the rest may be in buckets and queues"
+    assert float(line[-1]) >= 0.04
 
 
 @needs_cluster
@@ -230,7 +220,7 @@ def test_a_training_on_hosts_has_the_losses_of_one_on_loopback(done, start, tmp_
     there, here = (read(tmp_path / where / "summary.json")["losses"] for where in ("there", "here"))
     assert there == here
     network_there = read(tmp_path / "there" / "environment.json")["network"]
-    assert network_there == {"hosts": 2, "rate": "1gbit", "delay": "0", "offload": "on"}
+    assert network_there == {"hosts": 2, "rate": "1gbit", "delay": "0"}
 
 
 # A script's runs with these words, each in a fork of this process: torch is loaded once.

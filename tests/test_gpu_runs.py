@@ -3,7 +3,6 @@
 Nothing is fetched: models have random weights, data are bundled.
 """
 
-import math
 import os
 import shutil
 
@@ -289,9 +288,3 @@ def test_the_bench_of_ranks_that_share_a_gpu(benched):
     for sample in record["samples"]:
         phases = [sample[f"seconds_{phase}_by_rank"] for phase in ("forward", "backward", "sync")]
         assert all(sum(of) <= whole * 1.001 for of, whole in zip(zip(*phases), sample["seconds_by_rank"], strict=True))
-
-
-def test_a_sweep_of_message_sizes_on_the_gpu(benched):
-    sweep = benched("sweep-gloo", "--sweep", "message_size", "--largest_mb", 16, "--rounds", 3, *TWO)
-    assert all(size["seconds_median"] > 0 for size in sweep["message_size"]["sizes"])
-    assert math.isfinite(sweep["message_size"]["fit"]["bytes_per_second"])

@@ -148,7 +148,7 @@ def test_tensorboard_shows_the_rows(tmp_path):
 def test_an_emulated_network_is_recorded_and_nonsense_refused(monkeypatch):
     monkeypatch.setenv("COS598D_NETWORK", '{"hosts": 4, "rate": "1gbit", "delay": "10ms"}')
     found = describe_environment(CPU, "gloo", 2, 4)
-    assert found["network"] == {"hosts": 4, "rate": "1gbit", "delay": "10ms", "offload": None}
+    assert found["network"] == {"hosts": 4, "rate": "1gbit", "delay": "10ms"}
     assert (found["threads_per_rank"], found["ranks_on_host"], found["device"]) == (2, 4, "cpu")
     monkeypatch.setenv("COS598D_NETWORK", '{"hosts": "four"}')
     with pytest.raises(UserError, match=r"COS598D_NETWORK is not of a cluster \(Expected `int`"):

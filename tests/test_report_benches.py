@@ -120,26 +120,18 @@ def without(*labels):
     return change
 
 
-def messages(found):
-    row = {"payload_bytes": 1024, "seconds_median": 1e-3, "seconds_fitted": 1e-3}
-    row |= {"algbw_bytes_per_second": 1e6, "busbw_bytes_per_second": 1.5e6}
-    fit = {"overhead_seconds": 1e-3, "bytes_per_second": 1e8}
-    found |= {"candidates": [], "summary": {}, "traffic": {}, "message_size": {"sizes": [row], "fit": fit}}
-
-
 @pytest.mark.parametrize(
     ("change", "words"),
     [
         (without("ddp", "none"), "reduce_broadcast"),
         (without("none"), "times ddp&#39;s"),
         (without("ddp", "all_reduce", "bucketed", "reduce_broadcast"), "none"),
-        (messages, "a call takes 1000 us and its payload / 100.0 MB/s"),
     ],
 )
 def test_a_bench_of_less_makes_a_page(change, words, bench, tmp_path):
     text = report(tmp_path / "page.html", edit(bench / "bench.json", change))
     assert words in text
-    assert ("<img" in text) == (change is not messages)
+    assert "<img" in text
 
 
 @pytest.mark.parametrize(

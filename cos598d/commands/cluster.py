@@ -60,15 +60,13 @@ def _add_links(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--rate", default="1gbit", metavar="RATE", help=words)
     words = "latency between two hosts, such as 10ms (default: 0)"
     parser.add_argument("--delay", default="0", metavar="DELAY", help=words)
-    words = "off: send packets of at most 1500 bytes, as on a real link"
-    parser.add_argument("--offload", choices=("on", "off"), default="on", help=words)
     parser.add_argument("--show", action="store_true", help="print every ip and tc command before it runs")
 
 
 def _cluster(options: argparse.Namespace) -> Cluster:
     """The cluster that the flags describe. Raises UsageError for one that cannot be."""
     rate, delay = parse_rate(options.rate), parse_delay(options.delay)
-    return Cluster(options.hosts, rate, delay, options.offload == "on", options.name)
+    return Cluster(options.hosts, rate, delay, options.name)
 
 
 def _words(options: argparse.Namespace, example: str) -> list[str]:

@@ -17,11 +17,11 @@ class BenchSetting(Struct):
     """What was measured."""
 
     world_size: Ranks
+    batch: Size  # examples on each rank
+    model: str
+    gradient_bytes: Count
+    tokens: Count
     rounds: Size = 1
-    batch: Size | None = None  # examples on each rank
-    model: str | None = None
-    gradient_bytes: Count | None = None
-    tokens: Count | None = None
     step: bool = False
     precision: str = "fp32"
     precision_note: str = ""
@@ -83,32 +83,8 @@ class Load(Struct):
     host_cpu_percent: AtLeastZero
 
 
-class Message(Struct):
-    """An all_reduce of one size."""
-
-    payload_bytes: Count
-    seconds_median: Positive
-    seconds_fitted: Positive
-    algbw_bytes_per_second: Positive
-    busbw_bytes_per_second: AtLeastZero
-
-
-class Fit(Struct):
-    """The line through the seconds of all sizes."""
-
-    overhead_seconds: AtLeastZero
-    bytes_per_second: Positive
-
-
-class Messages(Struct):
-    """The all_reduces of all sizes."""
-
-    sizes: list[Message]
-    fit: Fit
-
-
 class Bench(Struct):
-    """What is read of a bench's record. Without candidates it has only sizes of messages."""
+    """What is read of a bench's record."""
 
     setting: BenchSetting
     environment: Environment
@@ -118,7 +94,6 @@ class Bench(Struct):
     gradient_norm: dict[str, list[float | None]] = {}  # of the averaged gradient, by rank
     host: list[Load] = []
     bytes_are_assumed: bool = False
-    message_size: Messages | None = None
 
     def __post_init__(self) -> None:
         """Raise ValueError for a candidate without figures, or without those of DDP or the floor, if they are there."""

@@ -106,7 +106,6 @@ class Network(Struct):
     hosts: Size = 1
     rate: str | None = None
     delay: str | None = None
-    offload: str | None = None
 
 
 class Place(Struct):

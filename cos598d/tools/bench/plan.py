@@ -15,19 +15,13 @@ WHAT, HOW = "what", "how"
 
 @dataclass(frozen=True)
 class BenchPlan:
-    """What to measure, and how often. Without `sync` and `sweep`, every registered sync. Each field is a flag."""
+    """What to measure, and how often. Without `sync`, every registered sync. Each field is a flag."""
 
     sync: str | None = flag(
         None,
         "syncs, separated by commas: NAME, FILE.py:CLASS, NAME+COMPRESSION (bucketed+fp16) or NAME:OPTION "
         "(bucketed:bucket_mb=5) (default: every sync that averages); none and ddp always run too",
         group=WHAT,
-    )
-    sweep: str | None = flag(
-        None,
-        "instead of --sync, measure a range of: {choices}",
-        group=WHAT,
-        choices=("message_size",),
     )
     alone: bool = flag(False, "run only these syncs, without none and ddp", group=WHAT)
     step: bool = flag(False, "include clipping and AdamW (learning rate 0) in an iteration", group=WHAT)
@@ -47,7 +41,6 @@ class BenchPlan:
     )
     tokens: int = flag(64, "tokens per example; examples are cut or padded to this", group=WHAT, least=8)
     rounds: int = flag(10, "number of rounds; each runs every sync once", group=HOW, least=1)
-    largest_mb: float = flag(256.0, "largest message of the sweep in MiB", group=HOW, least=2**-10)
     seed: int = flag(42, "random seed of new weights and of the order within rounds", group=HOW, least=0)
     # Settings that a run and a bench share are checked by the run's rules.
     backend: str = flag_like(RunConfig, "backend")
@@ -58,17 +51,11 @@ class BenchPlan:
     def check(self, world_size: int) -> None:
         """Raise UsageError for the first value that cannot work on `world_size` ranks."""
         check_flags(self)
-        if self.sweep and (self.sync or self.alone):
-            raise UsageError(f"--sweep {self.sweep} chooses what it measures. Leave --sync and --alone out.")
-        if self.sweep and world_size < 2:
-            raise UsageError(f"--sweep {self.sweep} measures communication. Give --world_size 2 or more.")
         RunConfig(backend=self.backend, no_cuda=self.no_cuda, threads=self.threads).check(world_size)
         self.candidates()
 
     def candidates(self) -> list[Candidate]:
         """The syncs to measure, in the order of the table. Raises UsageError for an unknown one."""
-        if self.sweep:
-            return []
         found = parse_candidates(self.sync, self.backend)
         for candidate in found:
             if candidate.steps_itself and not self.step:

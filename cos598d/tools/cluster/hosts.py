@@ -36,12 +36,7 @@ STOP_SECONDS = 10.0  # how long one may take to stop
 
 def environment(cluster: Cluster) -> dict[str, str]:
     """The environment of a program on a host: this process's, gloo's interface, and the links' description."""
-    links = {
-        "hosts": cluster.hosts,
-        "rate": rate_words(cluster.rate),
-        "delay": delay_words(cluster.delay),
-        "offload": "on" if cluster.offload else "off",
-    }
+    links = {"hosts": cluster.hosts, "rate": rate_words(cluster.rate), "delay": delay_words(cluster.delay)}
     own = {"GLOO_SOCKET_IFNAME": INTERFACE, NETWORK_FACTS: json.dumps(links), "PYTHONUNBUFFERED": "1"}
     # Otherwise torch warns on every rank that the hosts' addresses have no names.
     return {"TORCH_CPP_LOG_LEVEL": "ERROR"} | dict(os.environ) | own

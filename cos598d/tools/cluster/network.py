@@ -66,8 +66,6 @@ class Network:
         self._run("ip", "-n", space, "link", "set", "lo", "up")
         self._run("ip", "-n", space, "address", "add", f"{address(host)}/24", "dev", INTERFACE)
         for where, interface in ((space, INTERFACE), (SWITCH, port(host))):
-            if not self.cluster.offload:
-                self._run("ip", "-n", where, "link", "set", interface, "gso_max_segs", "1")
             self._limit(where, interface)
         if not self.needs_own_switch:
             self._run("ip", "-n", SWITCH, "link", "set", port(host), "master", BRIDGE)

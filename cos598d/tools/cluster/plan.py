@@ -19,7 +19,6 @@ class Cluster:
     hosts: int = 4
     rate: float | None = field(default=None)
     delay: float = 0.0
-    offload: bool = True
     name: str = DEFAULT_NAME
 
     def __post_init__(self):

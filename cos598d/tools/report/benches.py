@@ -15,12 +15,9 @@ BRIEF = ("sync", "median s", "times ddp's", "95 %", "exposed s", "calls", "MB se
 
 
 def bench_table(record: Bench) -> str:
-    """All that was measured, for the screen: which is the fastest, the candidates, the messages, and warnings."""
+    """All that was measured, for the screen: which is the fastest, the candidates, and warnings."""
     parts = [fastest_in(record), setting_words(record), *(f"{WARNING}{one}." for one in remarks(record))]
-    if record.message_size:
-        parts.append(f"{as_lines(message_rows(record))}\n{message_fit(record)}")
-    if record.candidates:
-        parts += [as_lines(candidate_rows(record), BRIEF), legend(record)]
+    parts += [as_lines(candidate_rows(record), BRIEF), legend(record)]
     return "\n\n".join(filter(None, parts))
 
 
@@ -36,18 +33,15 @@ def legend(record: Bench) -> str:
 def setting_words(record: Bench) -> str:
     """What the record is of, in one or two lines: the model, the ranks, and what an iteration is."""
     setting = record.setting
-    line = f"{number_of(setting.world_size, 'rank')} ({setting.backend}, {setting.device}, "
-    line += f"{number_of(setting.threads_per_rank, 'thread')} each), {setting.precision}, "
-    line += number_of(setting.rounds, "round")
-    line += f"\n{setting.precision_note}" if setting.precision_note else ""
-    if setting.model is not None:
-        work = "forward + backward + sync + zero_grad" + (" + clip + AdamW" if setting.step else ", no optimizer")
-        line = (
-            f"{setting.model}, gradient of {(setting.gradient_bytes or 0) / 1e6:.1f} MB; {line}\n"
-            f"an iteration: {setting.batch} x {setting.tokens} tokens on each rank, {work}; in a different "
-            "order in each round"
-        )
-    return "\n".join(map(printable, line.split("\n")))
+    work = "forward + backward + sync + zero_grad" + (" + clip + AdamW" if setting.step else ", no optimizer")
+    line = (
+        f"{setting.model}, gradient of {setting.gradient_bytes / 1e6:.1f} MB; {number_of(setting.world_size, 'rank')} "
+        f"({setting.backend}, {setting.device}, {number_of(setting.threads_per_rank, 'thread')} each), "
+        f"{setting.precision}, {number_of(setting.rounds, 'round')}\n{setting.precision_note}\n"
+        f"an iteration: {setting.batch} x {setting.tokens} tokens on each rank, {work}; syncs in a different order in "
+        "each round"
+    )
+    return "\n".join(printable(part) for part in line.split("\n") if part)
 
 
 def candidate_rows(record: Bench) -> Rows:
@@ -68,29 +62,6 @@ def candidate_rows(record: Bench) -> Rows:
             row["MB sent"] = max(traffic.bytes_sent) / 1e6 if traffic.bytes_sent else None
         found.append(row)
     return found
-
-
-def message_rows(record: Bench) -> Rows:
-    """A row for each size of message: its seconds, measured and fitted, and its bandwidth."""
-    return [
-        {
-            "all_reduce of": _size(size.payload_bytes),
-            "median us": size.seconds_median * 1e6,
-            "fitted us": size.seconds_fitted * 1e6,
-            "algbw MB/s": size.algbw_bytes_per_second / 1e6,
-            "busbw MB/s": size.busbw_bytes_per_second / 1e6,
-        }
-        for size in (record.message_size.sizes if record.message_size else ())
-    ]
-
-
-def message_fit(record: Bench) -> str:
-    """The line fitted to the messages, in words."""
-    if record.message_size is None:
-        return ""
-    fit = record.message_size.fit
-    took = f"{fit.overhead_seconds * 1e6:.0f} us and its payload / {fit.bytes_per_second / 1e6:.1f} MB/s"
-    return f"fitted: a call takes {took}"
 
 
 def remarks(record: Bench) -> list[str]:
@@ -154,10 +125,3 @@ def fastest_in(record: Bench) -> str:
 
 def _interval(found: Ratio | Difference | None, is_itself: bool = False) -> Interval | None:
     return Interval(*found.interval_95) if found and found.interval_95 and not is_itself else None
-
-
-def _size(payload_bytes: int) -> str:
-    for unit, name in ((1 << 20, "MiB"), (1 << 10, "KiB")):
-        if payload_bytes >= unit:
-            return f"{payload_bytes / unit:g} {name}"
-    return f"{payload_bytes} B"

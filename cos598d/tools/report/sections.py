@@ -13,7 +13,7 @@ from cos598d.records.conventions import ENVIRONMENT_FILE, FINISHED, FLOOR
 from cos598d.records.quantities import quantity
 from cos598d.records.schema import read
 from cos598d.tools.report import figures, tables
-from cos598d.tools.report.benches import candidate_rows, legend, message_fit, message_rows
+from cos598d.tools.report.benches import candidate_rows, legend
 from cos598d.tools.report.cells import Rows, exact
 from cos598d.tools.report.compare import SECONDS, SPEED_UP, alone_of, in_groups, speed_up, table
 from cos598d.tools.report.records import HOW, Run, last_classes
@@ -69,11 +69,7 @@ def bench_sections(benches: Mapping[str, Bench]) -> list[Section]:
     ]
     return [
         *(
-            Section(
-                f"Bench {name}",
-                [(legend(one), candidate_rows(one)), (message_fit(one), message_rows(one))],
-                [partial(figures.ladder, name, one)],
-            )
+            Section(f"Bench {name}", [(legend(one), candidate_rows(one))], [partial(figures.ladder, name, one)])
             for name, one in benches.items()
         ),
         Section("What the settings of benches change", (), _lines(pd.DataFrame(ratios), [figures.RATIO])),
