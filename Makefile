@@ -15,7 +15,7 @@ REPEATS ?= 1
 test: LONG ?= none
 LONG ?= all
 AUDIT := test_audit_matrix.py
-COURSE := test_exam.py test_lessons.py test_check.py test_grade.py test_picture.py test_book_pages.py test_book_notebooks.py
+COURSE := test_exam.py test_lessons.py test_check.py test_grade.py test_picture.py test_book_pages.py
 ENGINE_TESTS := test_engines*.py
 without = $(foreach file,$(1),--ignore-glob='*/$(file)')
 WORKERS := --numprocesses auto --maxprocesses 4 --dist loadgroup

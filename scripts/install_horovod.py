@@ -9,7 +9,6 @@ python3-dev; cmake and the setuptools that Horovod was written for come from pip
 
 import os
 import platform
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -20,7 +19,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from cos598d.errors import UserError  # noqa: E402
-from cos598d.terminal.files import cache_folder  # noqa: E402
+from cos598d.terminal.files import cache_folder, whole_file  # noqa: E402
 
 VERSION = "0.28.1"
 # Horovod's CMake files are too old for cmake 4, and its setup.py imports pkg_resources, which setuptools 81 dropped.
@@ -67,10 +66,9 @@ def build(folder: Path) -> Path:
             needed = "Install Debian's packages g++, make and python3-dev, then run make engines again."
             raise UserError(f"Horovod {VERSION} could not be built: the end of the compiler's words is above. {needed}")
         (built,) = place.glob("horovod-*.whl")
-        folder.mkdir(parents=True, exist_ok=True)
-        beside = folder / f".{built.name}.{os.getpid()}"
-        shutil.copyfile(built, beside)
-        return beside.rename(folder / built.name)
+        with whole_file(folder / built.name, "wb") as file:
+            file.write(built.read_bytes())
+        return folder / built.name
 
 
 if __name__ == "__main__":

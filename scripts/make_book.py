@@ -1,9 +1,8 @@
 """Build the book, a static site that needs no server and fetches nothing: `python scripts/make_book.py [FOLDER]`.
 
 FOLDER is `site` unless it is given. Its front page is the README, and each other document has a page at its own
-path, under the titles of book_site/mkdocs.yml. A lesson's page links to a notebook, which installs the package from a
-wheel in the site. A link or an anchor that leads nowhere, and a document without a title, fail the build, and leave an
-older book as it is. It needs the extra `book`.
+path, under the titles of book_site/mkdocs.yml. A link or an anchor that leads nowhere, and a document without a title,
+fail the build, and leave an older book as it is. It needs the extra `book`.
 """
 
 import argparse
@@ -19,23 +18,19 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "scripts")]
 
-from book_site.notebooks import TRY, write_notebooks  # noqa: E402
 from book_site.pages import assemble  # noqa: E402
 
 from cos598d.errors import UserError  # noqa: E402
 from cos598d.terminal.files import whole_folder  # noqa: E402
 
 OURS = ("book.css", "iframe-worker.js")
-# Made for a server, which this site has not.
-FOR_SERVERS = ("404.html", "sitemap.xml", "sitemap.xml.gz")
 
 
 def build(site: Path, root: Path = ROOT) -> int:
     """Build the book of the repository at `root` into the folder `site`, in place of an older book.
 
-    A repository without a package gets no notebooks. Returns the number of documents.
-    Raises UserError for a folder with something else in it, a student's work next to the notebooks, and a link that
-    leads nowhere; `site` is then as it was.
+    Returns the number of documents. Raises UserError for a folder with something else in it, and a link that leads
+    nowhere; `site` is then as it was.
     """
     here = root / "scripts" / "book_site"
     if importlib.util.find_spec("material") is None:
@@ -43,43 +38,16 @@ def build(site: Path, root: Path = ROOT) -> int:
     site = site.absolute()
     if site.exists() and not (site / "assets" / OURS[0]).is_file() and (not site.is_dir() or any(site.iterdir())):
         raise UserError(f"{site} exists and is no documentation site. Name another folder.")
-    for path in sorted((site / TRY).glob("*")):
-        if path.suffix not in (".ipynb", ".whl"):  # also Jupyter's .ipynb_checkpoints
-            raise UserError(f"{path} is not part of the site. Move your work out of {site / TRY}, and build again.")
     with tempfile.TemporaryDirectory() as place, whole_folder(site) as fresh:
         source = Path(place, "pages")
-        offers = {}
-        if (root / "setup.py").is_file():
-            offers = write_notebooks(build_wheel(root, source / TRY), root / "constraints.txt")
-        pages = assemble(root.resolve(), source, offers)
+        pages = assemble(root.resolve(), source)
+        (source / "assets").mkdir(exist_ok=True)
         for name in OURS:
-            (source / "assets").mkdir(exist_ok=True)
-            (source / "assets" / name).write_bytes((here / name).read_bytes())
+            shutil.copy(here / name, source / "assets")
         settings = Path(place, "mkdocs.yml")
         settings.write_text(json.dumps({"INHERIT": str(here / "mkdocs.yml"), "docs_dir": str(source)}))
         render(settings, fresh)
-        for name in FOR_SERVERS:
-            (fresh / name).unlink(missing_ok=True)
     return pages
-
-
-def build_wheel(root: Path, into: Path) -> Path:
-    """Build the wheel of the package at `root` into the folder `into`, without a network; return its path.
-
-    It is built from a copy: setuptools leaves a folder build/ in its source, and takes files from an older one there.
-    Raises UserError with pip's last line if it fails.
-    """
-    with tempfile.TemporaryDirectory() as place:
-        copy = Path(place, "package")
-        shutil.copytree(root / "cos598d", copy / "cos598d", ignore=shutil.ignore_patterns("__pycache__"))
-        for path in [*root.glob("*.py"), root / "README.md", root / "LICENSE"]:
-            shutil.copy(path, copy)
-        words = ["wheel", "--quiet", "--no-deps", "--no-build-isolation", "--no-index", "--wheel-dir", into, copy]
-        ended = subprocess.run([sys.executable, "-m", "pip", *words], capture_output=True, text=True, check=False)
-    if ended.returncode:
-        last = (ended.stderr.strip() or "it ended without a word").splitlines()[-1]
-        raise UserError(f"pip cannot build the package's wheel: {last}. Run `make setup`.")
-    return next(into.glob("*.whl"))
 
 
 def render(settings: Path, site: Path) -> None:

@@ -1,10 +1,10 @@
-"""The linter of the documents' English: long sentences, long lines, and words to avoid.
+"""The linter of the documents' English: long sentences, and words to avoid.
 
     python scripts/prose.py             # all documents
     python scripts/prose.py README.md   # only this page
 
-It exits with 1 for a word to avoid, a document with too many long sentences, or a line that is too long. It prints the
-place of each. Code, tables, headings and the targets of links are not prose.
+It exits with 1 for a word to avoid, or a document with too many long sentences. It prints the place of each. Code,
+tables, headings and the targets of links are not prose.
 """
 
 import argparse
@@ -16,7 +16,6 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = ("README.md", "SECURITY.md", "CONTRIBUTING.md", "docs/*.md", "docs/lessons/*.md")
 MOST_WORDS, MOST_LONG = 30, 0.05  # words of a sentence, and the share of a document's sentences that may have more
-LONGEST_LINE = 360  # of prose, without links' targets: a line is a sentence or a short paragraph
 # What to write instead: see CONTRIBUTING.md.
 AVOID = {
     r"beside": "next to, compared with",
@@ -77,23 +76,13 @@ def faults(name: str, text: str) -> list[str]:
     return found + (long if len(long) > MOST_LONG * len(said) else [])
 
 
-def long_lines(name: str, text: str) -> Iterator[str]:
-    """The lines of prose that are too long; code, tables and pictures may have any length."""
-    is_code = False
-    for number, line in enumerate(text.splitlines(), 1):
-        is_code ^= line.startswith("```")
-        shown = re.sub(r"\]\([^)]*\)", "]", line)
-        if len(shown) > LONGEST_LINE and not is_code and not re.match(r"\s*(\||<)", line):
-            yield f"{name}:{number}: {len(shown)} characters in a line, which may have {LONGEST_LINE}"
-
-
 def main() -> int:
     """Print what breaks the rules, and return 1 if anything does."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("pages", nargs="*", type=Path, metavar="PAGE", help="documents (default: all)")
     pages = parser.parse_args().pages or [page for pattern in PAGES for page in sorted(ROOT.glob(pattern))]
     texts = {str(page): page.read_text(encoding="utf-8") for page in pages}
-    found = [line for name, text in texts.items() for line in (*faults(name, text), *long_lines(name, text))]
+    found = [line for name, text in texts.items() for line in faults(name, text)]
     print(*found, sep="\n", end="\n" if found else "")
     return int(bool(found))
 

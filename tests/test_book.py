@@ -9,11 +9,9 @@ from pathlib import Path
 
 import make_book
 import pytest
-from book_site.notebooks import TRY
 from book_site.pages import assemble, prepared
 
 from cos598d.errors import UserError
-from cos598d.tools.course import NUMBERS
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCUMENTS = [path for pattern in ("*.md", "docs/*.md", "docs/lessons/*.md") for path in ROOT.glob(pattern)]
@@ -75,24 +73,10 @@ def test_questions_fold_without_a_script(site):
 
 
 @rendered
-def test_every_lessons_page_links_to_its_notebook_and_to_the_wheel(site):
-    (wheel,) = (site / TRY).glob("*.whl")
-    for number in NUMBERS:
-        text = page(site, f"docs/lessons/lesson{number}.html")
-        assert f'href="try/lesson{number}.ipynb"' in text
-        assert f'href="try/{wheel.name}"' in text
-        assert (site / TRY / f"lesson{number}.ipynb").is_file()
-
-
-@rendered
-def test_a_students_work_and_another_folder_are_not_replaced_and_a_failed_build_keeps_the_site(tmp_path, repository):
+def test_another_folder_is_not_replaced_and_a_failed_build_keeps_the_site(tmp_path, repository):
     place, mine = tmp_path / "site", tmp_path / "mine"
     assert make_book.build(place, repository) == 2
     assert (place / "code" / "ring.py.txt").is_file()
-    (place / TRY / "lesson9.py").mkdir(parents=True)
-    with pytest.raises(UserError, match=r"lesson9.py is not part of the site. Move"):
-        make_book.build(place, repository)
-    (place / TRY / "lesson9.py").rmdir()
     mine.mkdir()
     (mine / "thesis.txt").write_text("years")
     with pytest.raises(UserError, match=r"mine exists and is no documentation site"):
@@ -112,8 +96,7 @@ def test_without_the_site_generator_a_sentence_says_what_installs_it(tmp_path, m
 
 
 def test_links_lead_to_copies_of_files_and_a_lost_file_is_named(tmp_path, repository):
-    assert assemble(repository, tmp_path / "pages", {"docs/all.md": "An offer."}) == 2
-    assert "An offer.\n\n## One" in page(tmp_path / "pages", "docs/all.md")
+    assert assemble(repository, tmp_path / "pages") == 2
     assert "[code](../code/ring.py.txt) [front](../README.md)" in page(tmp_path / "pages", "docs/all.md")
     assert page(tmp_path / "pages", "code/ring.py.txt") == page(repository, "code/ring.py")
     assert (tmp_path / "pages" / "docs" / "a.svg").is_file()
@@ -121,7 +104,7 @@ def test_links_lead_to_copies_of_files_and_a_lost_file_is_named(tmp_path, reposi
     for link in ("../code/tree.py", "../code", "../../outside.txt"):
         (repository / "docs" / "all.md").write_text(f"# All\n\n[there]({link})\n")
         with pytest.raises(UserError, match=f"docs/all.md links to {link}, which is no file of this repository"):
-            assemble(repository, tmp_path / "pages", {})
+            assemble(repository, tmp_path / "pages")
 
 
 def test_the_site_has_every_document_once():
@@ -132,11 +115,3 @@ def test_the_site_has_every_document_once():
 def test_code_is_unchanged():
     text = "a `[x](y)` [z](w)\n- one\n\n```\n[x](y)\n- two\n```\n"
     assert prepared(text, lambda _: "there") == text.replace("(w)\n", "(there)\n\n")
-
-
-def test_a_wheel_that_cannot_be_built_is_one_sentence(tmp_path, repository):
-    (repository / "cos598d").mkdir()
-    (repository / "LICENSE").write_text("MIT")
-    (repository / "setup.py").write_text("raise SystemExit('no compiler')")
-    with pytest.raises(UserError, match=r"pip cannot build the package's wheel: .*make setup"):
-        make_book.build_wheel(repository, tmp_path / "wheels")

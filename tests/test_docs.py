@@ -260,12 +260,6 @@ def test_a_few_long_sentences_are_allowed():
     assert prose.faults("page", "A short one. " * 20 + LONG) == []
 
 
-def test_only_a_long_line_of_prose_is_named():
-    long = "word " * 80
-    assert [*prose.long_lines("page", f"short\n{long}")] == ["page:2: 400 characters in a line, which may have 360"]
-    assert [*prose.long_lines("page", f"```\n{long}\n```\n| {long} |\n[a]({long})")] == []
-
-
 def test_a_fault_fails_the_linter(tmp_path, monkeypatch, capsys):
     page = tmp_path / "page.md"
     page.write_text("It is beside it.\n")

@@ -2,7 +2,7 @@
 
 import re
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 
 from cos598d.errors import UserError
@@ -15,11 +15,10 @@ LINK = re.compile(r"(\]\(|\b(?:src|href)=\")([^)\s\"#]+)")
 LIST_AFTER_TEXT = re.compile(r"^((?![-*] |\d+\. |[\s<|]).+\n)(?=(?:[-*]|1\.) )", flags=re.MULTILINE)
 
 
-def assemble(root: Path, into: Path, offers: Mapping[str, str]) -> int:
+def assemble(root: Path, into: Path) -> int:
     """Write the pages of the repository at `root` into the folder `into`, with the files to which they link.
 
-    `offers` has by a page's path a paragraph that only the site has; it comes before the page's first section. A
-    source file gets the ending .txt, so that a browser shows it. Returns the number of pages. Raises UserError for a
+    A source file gets the ending .txt, so that a browser shows it. Returns the number of pages. Raises UserError for a
     link to what is no file of the repository.
     """
     pages = [path for pattern in ("*.md", "docs/*.md", "docs/lessons/*.md") for path in root.glob(pattern)]
@@ -38,8 +37,6 @@ def assemble(root: Path, into: Path, offers: Mapping[str, str]) -> int:
             return f"{target}{ending}"
 
         name, text = page.relative_to(root).as_posix(), prepared(page.read_text(encoding="utf-8"), follow)
-        if name in offers:
-            text = text.replace("\n## ", f"\n{offers[name]}\n\n## ", 1)
         (into / name).parent.mkdir(parents=True, exist_ok=True)
         (into / name).write_text(text, encoding="utf-8")
     return len(pages)
