@@ -16,7 +16,7 @@ from cos598d.models.build import find_model
 from cos598d.optimizers import make_optimizer
 from cos598d.records.summary import LAST_TO_LAST, median_interval, paired_ratio, summarize, world_seconds
 from cos598d.tools.bench.candidates import parse_candidate, parse_candidates, references
-from cos598d.tools.bench.plan import BenchPlan, plan_from
+from cos598d.tools.bench.plan import BenchPlan
 from cos598d.tools.bench.rounds import order_of_round
 from cos598d.tools.bench.turns import STEPPING
 from cos598d.tools.bench.workload import Workload
@@ -138,7 +138,7 @@ def test_the_floor_and_ddp_are_added_once():
 
     assert labels("flat, all_reduce,flat") == ["flat", "all_reduce", "none", "ddp"]
     assert labels("ddp,flat") == ["ddp", "flat", "none"]
-    whole = plan_from({"sync": "zero1", "step": True}).candidates()
+    whole = BenchPlan(sync="zero1", step=True).candidates()
     assert [candidate.label for candidate in whole] == ["zero1", "none", "ddp"]
 
 
@@ -155,7 +155,7 @@ def test_the_floor_and_ddp_are_added_once():
 )
 def test_a_plan_that_cannot_work_is_refused(values, sentence):
     with pytest.raises(UsageError, match=sentence):
-        plan_from(values).check(2)
+        BenchPlan(**values).check(2)
 
 
 def test_a_plan_s_words_have_every_flag_that_was_given():

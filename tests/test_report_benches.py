@@ -11,11 +11,9 @@ pytest.importorskip("jinja2")
 pytest.importorskip("matplotlib")
 from cos598d.commands import cli
 from cos598d.records.bench import read_bench
-from cos598d.records.quantities import quantity
 
-# The screen's table, which a program prints that takes a minute; and figures, without their drawing.
+# The screen's table, which a program prints that takes a minute.
 from cos598d.tools.report.benches import bench_table
-from cos598d.tools.report.sections import bench_sections
 
 
 @pytest.fixture
@@ -86,22 +84,6 @@ def test_without_rounds_enough_none_is_named(bench):
         lambda found: [one["ratio_to_ddp"].update(interval_95=None) for one in found["summary"].values()],
     )
     assert "Fastest" not in said(bench)
-
-
-@pytest.mark.parametrize(
-    ("axis", "values"), [("rate", ("100mbit", "1gbit")), ("delay", ("1ms", "10ms")), ("batch", (4, 8))]
-)
-def test_benches_that_differ_in_a_number_have_a_line_of_each_sync(axis, values, tmp_path):
-    folders = [write_bench(tmp_path / str(value), **{axis: value}) for value in values]
-    sections = bench_sections({folder.name: read_bench(folder)[1] for folder in folders})
-    (draw,) = next(section.figures for section in sections if section.title.startswith("What the settings"))
-    (axes,) = draw().axes
-    lines = {container.get_label(): container[0] for container in axes.containers}
-    assert set(lines) == {"reduce_broadcast", "all_reduce", "bucketed", "ddp"}
-    for label, line in lines.items():
-        assert list(line.get_xdata()) == [quantity(value) for value in values]
-        ratios = [read(folder / "bench.json")["summary"][label]["ratio_to_ddp"]["median"] for folder in folders]
-        assert list(line.get_ydata()) == pytest.approx(ratios)
 
 
 def without(*labels):

@@ -107,13 +107,6 @@ def test_a_damaged_record_is_named_in_one_sentence(name, damage, tmp_path, refus
         assert name in refused(folder, command="compare")
 
 
-def test_rows_of_another_run_than_the_summary_s_are_refused(tmp_path, refused):
-    one, other = write_run(tmp_path / "one"), write_run(tmp_path / "other", losses=[0.5, 0.4, 0.3, 0.2, 0.1])
-    (other / "iterations.rank0.jsonl").rename(one / "iterations.rank0.jsonl")
-    assert "does not have the losses of summary.json, so these files are not of one run" in refused(one)
-    assert "does not have the losses" in refused(one, one.parent / "one" / ".." / "other", command="report")
-
-
 @pytest.mark.parametrize("package", ["pandas", "jinja2", "matplotlib"])
 def test_a_missing_package_is_named_with_what_to_install(package, tmp_path, monkeypatch, refused):
     really = importlib.import_module

@@ -14,7 +14,7 @@ from cos598d.commands.run_flags import RankFlags, identity_from, on_ranks
 from cos598d.errors import UsageError
 from cos598d.records.bench import FILE_NAME, Bench
 from cos598d.terminal.files import write_json
-from cos598d.tools.bench.plan import BenchPlan, plan_from
+from cos598d.tools.bench.plan import BenchPlan
 from cos598d.tools.report.benches import bench_table
 
 WORLD_SIZE = 4
@@ -31,7 +31,7 @@ def run(options: argparse.Namespace) -> int:
     """Be a rank of the bench, or start its ranks here, and return the exit code."""
     from cos598d.tools.bench.rank import run_bench_rank  # it loads torch
 
-    plan, ranks = plan_from(vars(options)), RankFlags(**given_flags(options, RankFlags))
+    plan, ranks = BenchPlan(**given_flags(options, BenchPlan)), RankFlags(**given_flags(options, RankFlags))
     identity = identity_from(ranks)
     if ranks.world_size is None and identity is not None and identity.source == "alone":
         ranks, identity = replace(ranks, world_size=WORLD_SIZE), None  # neither a launcher nor the user said how many

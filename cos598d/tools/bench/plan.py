@@ -1,6 +1,5 @@
 """What a bench does: one frozen dataclass, checked once; its names are the command line's."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -68,9 +67,3 @@ class BenchPlan:
     def facts(self) -> dict[str, Any]:
         """The settings that must be equal on every rank, as JSON values."""
         return {name: getattr(self, name) for name, said in flags_of(BenchPlan).items() if not said.is_local}
-
-
-def plan_from(values: Mapping[str, Any]) -> BenchPlan:
-    """The plan from those `values` that it has a field for and that are not None."""
-    known = flags_of(BenchPlan)
-    return BenchPlan(**{name: value for name, value in values.items() if name in known and value is not None})

@@ -33,10 +33,10 @@ class Turn:
     """
 
     def __init__(self, candidate: Candidate, workload: Workload, ranks: Ranks, steps: bool):
-        self._ranks, self._steps = ranks, steps
+        self._ranks = ranks
         self._clock, self._ledger, self.totals = IterationClock(ranks.device), Ledger(), Totals()
         replica = workload.replica(shares=candidate.name not in ENGINES)
-        self._model = self._wrapped(replica, candidate)
+        self._model = self._wrapped(replica, candidate, steps)
         self._module = workload.computing(self._model)
         self._phase = self._model.phase = Phases(self._clock)  # type: ignore[method-assign]
         first = workload.inputs(0, ranks.rank, ranks.world_size)
@@ -44,8 +44,8 @@ class Turn:
         for _ in range(WARM_UP):
             self.iterate(first)
 
-    def _wrapped(self, replica: nn.Module, candidate: Candidate) -> Parallel:
-        if not self._steps:
+    def _wrapped(self, replica: nn.Module, candidate: Candidate, steps: bool) -> Parallel:
+        if not steps:
             return Parallel(replica, make_sync(candidate.name, None, self._ledger, candidate.options))
 
         def make(_: list[nn.Parameter]) -> torch.optim.Optimizer:
@@ -60,8 +60,10 @@ class Turn:
         self._ledger.begin(self._ledger.iteration + 1)
         self._clock.start()
         with self._ledger:
-            if self._steps:
-                self._step()
+            if optimizer := self._model.optimizer:
+                with self._phase("step"):
+                    optimizer.step()
+                    optimizer.zero_grad()
                 self._average(inputs)
                 with self._phase("clip"):
                     self._model.clip_grad_norm_(STEPPING.max_grad_norm)
@@ -76,13 +78,6 @@ class Turn:
     def detach(self) -> None:
         """Undo the attaching."""
         self._model.detach()
-        del self._module
-
-    def _step(self) -> None:
-        assert self._model.optimizer is not None
-        with self._phase("step"):
-            self._model.optimizer.step()
-            self._model.optimizer.zero_grad()
 
     def _average(self, inputs: dict[str, torch.Tensor]) -> None:
         with self._phase("forward"):
@@ -101,7 +96,7 @@ class Turn:
         self._clock.start()
         self._average(inputs)
         norm = float(self._model.clip_grad_norm_(STEPPING.max_grad_norm))
-        if not self._steps:
+        if not self._model.optimizer:
             self._drop_gradients()
         self._clock.stop()  # otherwise its phases would count for the next iteration
         return norm if math.isfinite(norm) else None

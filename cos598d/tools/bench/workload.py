@@ -35,14 +35,9 @@ class Workload:
         self.precision = precision
 
     @property
-    def trainable(self) -> list[tuple[str, nn.Parameter]]:
-        """The parameters that get gradients, with their names."""
-        return [(name, p) for name, p in self.model.named_parameters() if p.requires_grad]
-
-    @property
     def gradient_bytes(self) -> int:
         """The gradient's size S in bytes."""
-        return sum(p.nbytes for _, p in self.trainable)
+        return sum(p.nbytes for p in self.model.parameters() if p.requires_grad)
 
     def inputs(self, number: int, rank: int, ranks: int) -> dict[str, torch.Tensor]:
         """A rank's part of batch `number`: other examples on every rank, filled up to all tokens, which all count.

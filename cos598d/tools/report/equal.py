@@ -29,8 +29,6 @@ def compare_equal(folders: Sequence[Path], within: float = 0.0, parts: Sequence[
     for folder in folders:
         read_summary(folder)
     first, second = (load_run(*place) for place in zip(folders, own_names(folders), strict=True))
-    for run in (first, second):
-        run.iterations()  # whether its files are of one run
     for part in parts:
         mine, theirs = (_part(run, part) for run in (first, second))
         for place, one, other in differences(mine, theirs, within * (part != TOTALS)):

@@ -18,7 +18,6 @@ from cos598d.records.conventions import FLOOR, NOT_METRICS, PHASES, WARM_UP
 from cos598d.terminal.colours import BLUE, GREEN, GREY, PURPLE, SERIES, SKY, VERMILLION, YELLOW
 from cos598d.tools.report.records import Run
 
-RATIO = "times ddp's seconds"
 STYLE: dict[Any, Any] = {
     "font.size": 9,
     "axes.titlesize": 9,
@@ -153,7 +152,7 @@ def timeline(run: Run) -> Figure | None:
 
 def lines(table: pd.DataFrame, x: str, ys: Sequence[str], by: Sequence[str]) -> Figure | None:
     """A panel for each of `ys` against the setting `x`: a line for each combination of the settings in `by`, and a bar
-    from the least to the most of repeats. What a sweep, a scaling and a series of benches have in common."""
+    from the least to the most of repeats. What a sweep and a scaling have in common."""
     groups = [own for _, own in table.groupby([*by], sort=False, dropna=False) if own[x].nunique() > 1]
     drawn = pd.concat([own.iloc[:1] for own in groups]) if groups else table.iloc[:0]
     apart = [name for name in by if drawn[name].astype(str).nunique() > 1] or by[:1]

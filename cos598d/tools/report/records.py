@@ -110,16 +110,10 @@ class Run:
         return self.summary.bytes_from == "ledger"
 
     def iterations(self) -> "pd.DataFrame":
-        """Rank 0's rows, with COLUMNS. Raises UserError for a damaged one, and if they are not the summary's."""
+        """Rank 0's rows, with COLUMNS. Raises UserError for a damaged one."""
         import pandas as pd
 
-        found = pd.DataFrame.from_records(map(attrgetter(*COLUMNS), self._rows()), columns=COLUMNS)
-        if found["loss"].head(self.summary.iterations).tolist() != self.summary.losses:
-            raise UserError(
-                f"{self.folder / ITERATIONS.format(rank=0)} does not have the losses of {SUMMARY}, so these files are "
-                "not of one run. Run it again."
-            )
-        return found
+        return pd.DataFrame.from_records(map(attrgetter(*COLUMNS), self._rows()), columns=COLUMNS)
 
     def typical(self) -> Iteration | None:
         """Rank 0's row nearest to the median of the seconds, of those that have their phases' parts, and their calls.

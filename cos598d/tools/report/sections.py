@@ -9,7 +9,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from cos598d.records.bench import Bench
-from cos598d.records.conventions import ENVIRONMENT_FILE, FINISHED, FLOOR
+from cos598d.records.conventions import ENVIRONMENT_FILE, FINISHED
 from cos598d.records.quantities import quantity
 from cos598d.records.schema import read
 from cos598d.tools.report import figures, tables
@@ -57,24 +57,15 @@ def run_sections(runs: Sequence[Run]) -> list[Section]:
 
 
 def bench_sections(benches: Mapping[str, Bench]) -> list[Section]:
-    """Each bench, and what the settings change in which several differ."""
+    """Each bench, and what they ran on."""
     if not benches:
         return []
-    facts = {name: bench_facts(one) for name, one in benches.items()}
-    ratios = [
-        {"sync": label, **facts[name], figures.RATIO: measured.ratio_to_ddp and measured.ratio_to_ddp.median}
+    sections = [
+        Section(f"Bench {name}", [(legend(one), candidate_rows(one))], [partial(figures.ladder, name, one)])
         for name, one in benches.items()
-        for label, measured in one.summary.items()
-        if label != FLOOR
     ]
-    return [
-        *(
-            Section(f"Bench {name}", [(legend(one), candidate_rows(one))], [partial(figures.ladder, name, one)])
-            for name, one in benches.items()
-        ),
-        Section("What the settings of benches change", (), _lines(pd.DataFrame(ratios), [figures.RATIO])),
-        Section("Settings of benches", side_by_side(facts)),
-    ]
+    facts = {name: bench_facts(one) for name, one in benches.items()}
+    return [*sections, Section("Settings of benches", side_by_side(facts))]
 
 
 def side_by_side(facts: Mapping[str, Mapping[str, Any]]) -> list[tuple[str, Rows]]:
@@ -89,8 +80,9 @@ def side_by_side(facts: Mapping[str, Mapping[str, Any]]) -> list[tuple[str, Rows
 
 
 def sweep_figures(runs: Sequence[Run]) -> list[Callable[[], Figure | None]]:
-    """For each number in which runs differ a figure of their seconds, speed-up and metrics."""
-    groups, rows, metrics = in_groups(runs), [], dict[str, float]()
+    """For each number in which runs differ, or quantity such as "10ms", a figure of their seconds, speed-up and
+    metrics."""
+    groups, found, metrics = in_groups(runs), [], dict[str, float]()
     for run in runs:
         own = {"sync": run.summary.sync, **{name: run.config.get(name) for name in sorted(HOW)}, **run.settings}
         gain = speed_up([run], alone_of(groups, [run]))
@@ -98,8 +90,15 @@ def sweep_figures(runs: Sequence[Run]) -> list[Callable[[], Figure | None]]:
         own |= {SPEED_UP: gain if isinstance(gain, float) else None}
         last = tables.metrics_of(run.summary.epochs[-1]) if run.summary.epochs else {}
         metrics |= last
-        rows.append(own | last)
-    return _lines(pd.DataFrame(rows), [SECONDS, SPEED_UP, *metrics])
+        found.append(own | last)
+    rows, ys = pd.DataFrame(found), [SECONDS, SPEED_UP, *metrics]
+    axes = [name for name in rows if name not in {*NO_AXES, *ys} and rows[name].astype(str).nunique() > 1]
+    numbers = {name: rows[name].map(quantity) for name in axes}
+    return [
+        partial(figures.lines, rows.assign(**{name: own}), name, ys, [one for one in axes if one != name] or ["sync"])
+        for name, own in numbers.items()
+        if own.nunique() > 1
+    ]
 
 
 def class_rows(run: Run) -> Rows:
@@ -143,19 +142,6 @@ def attempt_rows(runs: Sequence[Run]) -> Rows:
 
 def bench_facts(bench: Bench) -> dict[str, Any]:
     """A bench's setting, and what it ran on."""
-    setting, ground = bench.setting, bench.environment
-    names = ("world_size", "batch", "tokens", "model", "step", "precision", "backend", "device", "threads_per_rank")
-    found = {name: getattr(setting, name) for name in (*names, "rounds")}
-    found |= {name: getattr(ground.network, name) for name in ("rate", "delay")} if ground.network else {}
-    return found | {"processor": ground.processor, "cores": ground.cores, "torch": ground.versions.get("torch")}
-
-
-def _lines(rows: pd.DataFrame, ys: Sequence[str]) -> list[Callable[[], Figure | None]]:
-    """A figure of `ys` for each column of numbers, or of quantities such as "10ms", in which rows differ."""
-    axes = [name for name in rows if name not in {*NO_AXES, *ys} and rows[name].astype(str).nunique() > 1]
-    numbers = {name: rows[name].map(quantity) for name in axes}
-    return [
-        partial(figures.lines, rows.assign(**{name: found}), name, ys, [one for one in axes if one != name] or ["sync"])
-        for name, found in numbers.items()
-        if found.nunique() > 1
-    ]
+    ground = msgspec.to_builtins(bench.environment)
+    network = ground["network"] or {}
+    return msgspec.to_builtins(bench.setting) | {name: ground[name] for name in ("processor", "cores")} | network
