@@ -14,9 +14,8 @@ from pathlib import Path
 from random import SystemRandom
 
 import psutil
-from warm import COUNT_FOR_PYTHON, WarmProcess, is_ours
+from warm import ROOT, WarmProcess, is_ours
 
-ROOT = Path(__file__).resolve().parents[1]
 # Small enough that a step takes milliseconds; on one thread, since two that share a core wait for each other.
 TINY = ("--model_name_or_path", "tiny", "--max_seq_length", "32", "--total_train_batch_size", "16", "--threads", "1")
 TINY_TRAINING = (*TINY, "--do_train", "--no_save_model")
@@ -33,7 +32,8 @@ _started: list["Program"] = []
 class Program:
     """One started program. Signals reach only it, and it ends with the test that started it.
 
-    If possible it starts in a process that has loaded torch (`warm`), except with `is_fresh`.
+    Our programs, and scripts of tests that import our code, start in a process that has loaded torch (`warm`), except
+    with `is_fresh`.
     """
 
     def __init__(
@@ -48,7 +48,8 @@ class Program:
         variables = {k: v for k, v in os.environ.items() if k not in NOT_INHERITED}
         variables |= {"OMP_NUM_THREADS": "1", "TMPDIR": str(folder)} | (environ or {})
         with self.path.open("w") as output:
-            if not is_fresh and _may_be_warm(words, environ or {}) and not _is_for_python(environ or {}):
+            is_test_s = words[0].endswith(".py") and (environ or {}).get("PYTHONPATH") == str(ROOT)
+            if not is_fresh and (is_ours(words) or is_test_s):
                 self.process = WarmProcess(words, folder, self.path, variables)
             else:
                 self.process = subprocess.Popen(
@@ -111,9 +112,10 @@ def assert_nothing_is_left() -> None:
     servers = (forkserver._forkserver._forkserver_pid, resource_tracker._resource_tracker._pid)
     ours = [child for child in psutil.Process().children(recursive=True) if child.pid not in servers]
     _, left = psutil.wait_procs([child for child in ours if is_alive(child.pid)], timeout=60)
-    found = [_words_of(child) for child in left if is_alive(child.pid)]
+    found = []
     for child in left:
         with contextlib.suppress(psutil.NoSuchProcess):
+            found.append(f"{child.pid}: {' '.join(child.cmdline())}")
             child.kill()
     assert not found, f"these processes are left: {found}"
 
@@ -124,24 +126,6 @@ def wait_until(holds: Callable[[], object], seconds: float = PATIENCE) -> None:
     while not holds():
         assert time.monotonic() < deadline, f"it is not true after {seconds} s"
         time.sleep(0.02)
-
-
-def _may_be_warm(words: Sequence[str], environ: dict[str, str]) -> bool:
-    """Whether it is one of our programs, or a script of a test that imports our code."""
-    return is_ours(words) or (words[0].endswith(".py") and environ.get("PYTHONPATH") == str(ROOT))
-
-
-def _is_for_python(environ: dict[str, str]) -> bool:
-    """Whether Python or torch reads some of these variables at its start."""
-    others = environ.keys() - ({"PYTHONPATH"} if environ.get("PYTHONPATH") == str(ROOT) else set())
-    return any(name.startswith(COUNT_FOR_PYTHON) for name in others)
-
-
-def _words_of(process: psutil.Process) -> str:
-    try:
-        return f"{process.pid}: {' '.join(process.cmdline())}"
-    except psutil.Error:
-        return str(process.pid)
 
 
 def script(name: str) -> str:
@@ -179,7 +163,7 @@ def worker_of_rank(pid: int, rank: int) -> int:
     """The id of the local worker of that rank among the processes that a process started."""
     for child in psutil.Process(pid).children(recursive=True):
         with contextlib.suppress(psutil.NoSuchProcess):
-            if child.name() == f"rank {rank}" or child.environ().get("RANK") == str(rank):  # a fork has it in its name
+            if child.name() == f"rank {rank}" or child.environ().get("RANK") == str(rank):  # ours, or a launcher's
                 return child.pid
     raise AssertionError(f"no worker of rank {rank} under {pid}")
 

@@ -8,13 +8,14 @@ import torch
 
 from cos598d.errors import UsageError
 from cos598d.world.devices import launcher_facts, place_of
-from cos598d.world.identity import Identity, find_identity, first_host
+from cos598d.world.identity import Identity, find_identity
 from cos598d.world.meet import find_secret
 
 TORCHRUN = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500"}
 SRUN = {"SLURM_PROCID": "3", "SLURM_NTASKS": "4", "SLURM_NODELIST": "node[07-09,12]", "SLURM_JOB_ID": "16"}
 STEP = SRUN | {"SLURM_STEP_ID": "0"}
 MPI = {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_LOCAL_SIZE": "2"}
+FIRST_HOSTS = {"a": "a", "a,b": "a", "a[3-7]": "a3", "a[03,9]x,b": "a03x", "a-1[2]": "a-12"}
 NAMES = ("source", "rank", "world_size", "master_ip", "master_port")
 
 
@@ -24,6 +25,7 @@ NAMES = ("source", "rank", "world_size", "master_ip", "master_port")
         ((4, 2, "10.0.0.1", 7000), TORCHRUN, ("flags", 2, 4, "10.0.0.1", 7000)),
         ((2,), TORCHRUN, ("environment", 1, 2, "10.0.0.1", 29500)),
         ((None, None, None, 7001), STEP, ("srun", 3, 4, "node07", 7001)),
+        *(((), STEP | {"SLURM_NODELIST": nodes}, ("srun", 3, 4, host, 6585)) for nodes, host in FIRST_HOSTS.items()),
         ((), STEP | {"SLURM_NNODES": "1"}, ("srun", 3, 4, "127.0.0.1", 6585)),
         ((), SRUN, ("alone", 0, 1, "127.0.0.1", 6585)),  # a batch script
         ((), MPI, ("mpirun", 1, 2, "127.0.0.1", 6585)),
@@ -67,14 +69,6 @@ def test_torchrun_on_one_host_listens_on_loopback():
 def test_contradictory_ranks_and_sizes_are_errors(words, environ, sentence):
     with pytest.raises(UsageError, match=sentence):
         find_identity(*words, environ=environ)
-
-
-@pytest.mark.parametrize(
-    ("nodes", "host"),
-    [("", ""), ("a", "a"), ("a,b", "a"), ("a[3-7]", "a3"), ("a[03,9]x,b", "a03x"), ("a-1[2]", "a-12")],
-)
-def test_the_first_host_of_a_slurm_list(nodes, host):
-    assert first_host(nodes) == host
 
 
 def test_facts_have_the_job_the_run_and_this_rank_s_place():

@@ -12,7 +12,6 @@ from recording import EPOCH, NUMBERS, alone, record_run, rows_of, summary_of
 
 from cos598d.errors import UserError
 from cos598d.measure.claim import claim_folder
-from cos598d.measure.record import RunRecord
 from cos598d.records.conventions import (
     ATTEMPTS,
     COMMUNICATION,
@@ -99,15 +98,6 @@ def test_a_step_sends_what_the_formula_says_and_the_kernel_counts(whole):
     assert wire["predicted_bytes_sent_per_iteration"][0] <= wire["bytes_sent_per_iteration"][0]
 
 
-def test_what_an_evaluation_sends_counts_for_its_purpose_only(whole):
-    rows = rows_of(whole, ITERATIONS, 1)
-    with_evaluation = [row["iteration"] for row in rows if EVALUATION in row["by_purpose"]]
-    assert with_evaluation == [5, 10]
-    for row in rows:
-        of_training = sum(sums[2] for name, sums in row["by_purpose"].items() if name != EVALUATION)
-        assert row["predicted_bytes_sent"] == of_training
-
-
 def test_calls_have_rows_of_their_own(whole):
     calls = rows_of(whole, COMMUNICATION, 2)
     assert len(calls) == 2 * 12 + 2 * 2
@@ -118,13 +108,6 @@ def test_calls_have_rows_of_their_own(whole):
     of_rows = sum(row["bytes_sent"] for row in calls)
     sent = summary_of(whole)["ledger"]["by_purpose"]
     assert of_rows == sum(each["bytes_sent"][2] for each in sent.values())
-
-
-def test_samples_of_the_host_rise(whole):
-    rows = rows_of(whole, HOST)
-    assert len(rows) >= 3
-    assert all(a["seconds"] <= b["seconds"] for a, b in zip(rows, rows[1:], strict=False))
-    assert all(a["process_cpu_seconds"] <= b["process_cpu_seconds"] for a, b in zip(rows, rows[1:], strict=False))
 
 
 def test_a_killed_run_has_the_figures_of_its_rows(ranks, whole, tmp_path):
@@ -204,14 +187,6 @@ def test_a_run_that_starts_over_removes_the_rows_of_the_earlier_one(ranks, tmp_p
     assert not rows_of(tmp_path, ITERATIONS, 2)
     assert [row["iteration"] for row in rows_of(tmp_path, ITERATIONS, 1)] == [1, 2]
     assert (tmp_path / "notes.txt").exists()
-
-
-def test_a_run_that_did_nothing_leaves_nothing(tmp_path):
-    record = RunRecord(tmp_path, 0)
-    with record:
-        record.describe({"config.json": {}}, {})
-        assert (tmp_path / "setting.json").exists()
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_the_summary_is_written_last(tmp_path):

@@ -201,17 +201,6 @@ def test_the_command_scores_files(tmp_path, capsys):
     assert said.err == "warning: 1 predictions are for other questions and are ignored: strange\n"
 
 
-def test_an_empty_list_of_answers_means_version_2(tmp_path):
-    asked = {"id": "1", "question": "q", "answers": []}
-    other = {"id": "2", "question": "q", "answers": [{"text": "a b", "answer_start": 0}]}
-    content = {"data": [{"paragraphs": [{"context": "a b", "qas": [asked, other]}]}]}
-    (tmp_path / "d.json").write_text(json.dumps(content))
-    (tmp_path / "p.json").write_text(json.dumps({"1": "", "2": "a b"}))
-    found, _ = score_file(tmp_path / "d.json", tmp_path / "p.json")
-    assert found["exact"] == found["NoAns_exact"] == 100.0
-    assert found["total"] == 2
-
-
 def test_files_that_cannot_be_scored_are_one_sentence(tmp_path):
     write_squad_sample(tmp_path)
     data, given = tmp_path / "dev-v1.1.json", tmp_path / "p.json"
