@@ -34,10 +34,8 @@ def test_the_kernel_counted_the_formula_s_bytes(name):
 
 
 def test_the_code_still_trains_like_the_golden_run(run_here, tmp_path):
-    words = "--task_name digits --max_train_examples 16 --max_eval_examples 24 --total_train_batch_size 8 --seed 1"
-    words += (
-        " --num_train_epochs 2 --dropout 0 --save_epochs 0 --no_save_model --no_cuda --sync none --output_dir again"
-    )
+    words = "--task_name digits --max_train_examples 16 --max_eval_examples 24 --total_train_batch_size 8 --seed 1 "
+    words += "--num_train_epochs 2 --dropout 0 --save_epochs 0 --no_save_model --no_cuda --sync none --output_dir again"
     code, text = run_here("cos598d/__main__.py", ["train", *words.split()])
     assert code == 0, text
     assert read_summary(tmp_path / "again").losses == pytest.approx(LOSSES, abs=1e-4)

@@ -3,7 +3,6 @@
 import json
 
 import pytest
-from data_files import found_in, question, write_squad
 from programs import Program, free_port, script
 from recorded import rows_of
 
@@ -66,14 +65,21 @@ def test_predictions_are_the_same_on_any_number_of_ranks_and_have_the_record_s_s
 
 
 CONTEXT = "The bridge of Ålesund was opened in 1925 and painted in 1950. " * 3
-GOOD = [question("q1", "When was it opened?", [found_in(CONTEXT, "1925")])]
-ODD = [question("q2", "When was it painted?", [("1950", 3)]), question("q3", "Who?", [found_in(CONTEXT, "1925", 2)])]
+YEAR = {"text": "1925", "answer_start": CONTEXT.index("1925")}
+GOOD = [{"id": "q1", "question": "When was it opened?", "answers": [YEAR]}]
+ODD = [{"id": "q2", "question": "When was it painted?", "answers": [{"text": "1950", "answer_start": 3}]}]
+ODD += [{"id": "q3", "question": "Who?", "answers": [{"text": "1925", "answer_start": CONTEXT.rindex("1925")}]}]
+
+
+def write_squad(path, asked):
+    content = {"version": "1.1", "data": [{"title": "One", "paragraphs": [{"context": CONTEXT, "qas": asked}]}]}
+    path.write_text(json.dumps(content, ensure_ascii=False), encoding="utf-8")
 
 
 @pytest.fixture
 def folder(tmp_path):
-    write_squad(tmp_path / "train-v1.1-part.json", (CONTEXT, GOOD + ODD))
-    write_squad(tmp_path / "dev-v1.1.json", (CONTEXT, GOOD))
+    write_squad(tmp_path / "train-v1.1-part.json", GOOD + ODD)
+    write_squad(tmp_path / "dev-v1.1.json", GOOD)
     return tmp_path
 
 
@@ -82,9 +88,8 @@ def test_files_are_found_by_the_beginning_of_their_names(folder, run_here):
     code, text = run_here(TASK1, words)
     assert code == 0, text
     assert f"data: {folder}" in text
-    assert rows_of(folder / "a" / "iterations.rank0.jsonl")[0]["examples"] == 2, (
-        "a question whose answer is not at its place is left out"
-    )
+    (row,) = rows_of(folder / "a" / "iterations.rank0.jsonl")
+    assert row["examples"] == 2, "a question whose answer is not at its place is left out"
 
 
 @pytest.mark.parametrize(
@@ -102,7 +107,7 @@ def test_files_are_found_by_the_beginning_of_their_names(folder, run_here):
 )  # fmt: skip
 def test_bad_input_is_one_sentence(folder, run_here, words, sentence):
     (folder / "cut").mkdir()
-    write_squad(folder / "cut" / "train-v1.1.json", (CONTEXT, GOOD))
+    write_squad(folder / "cut" / "train-v1.1.json", GOOD)
     (folder / "cut" / "dev-v1.1.json").write_text('{"data": [')
     code, text = run_here(TASK1, [*TINY, *words])
     assert code != 0
@@ -111,7 +116,7 @@ def test_bad_input_is_one_sentence(folder, run_here, words, sentence):
 
 
 def test_every_rank_names_a_fault_of_the_data(folder, start_ranks):
-    write_squad(folder / "dev-v1.1.json", (CONTEXT, [*GOOD, *GOOD]))
+    write_squad(folder / "dev-v1.1.json", GOOD + GOOD)
     ranks = start_ranks("task2b/run_squad.py", 2, [*TINY, "--data_dir", folder])
     assert [rank.wait() != 0 for rank in ranks] == [True, True]
     for rank in ranks:
