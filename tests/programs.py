@@ -14,8 +14,9 @@ from pathlib import Path
 from random import SystemRandom
 
 import psutil
-from warm import ROOT, WarmProcess, is_ours
+from warm import WarmProcess
 
+ROOT = Path(__file__).resolve().parents[1]
 # Small enough that a step takes milliseconds; on one thread, since two that share a core wait for each other.
 TINY = ("--model_name_or_path", "tiny", "--max_seq_length", "32", "--total_train_batch_size", "16", "--threads", "1")
 TINY_TRAINING = (*TINY, "--do_train", "--no_save_model")
@@ -32,8 +33,7 @@ _started: list["Program"] = []
 class Program:
     """One started program. Signals reach only it, and it ends with the test that started it.
 
-    Our programs, and scripts of tests that import our code, start in a process that has loaded torch (`warm`), except
-    with `is_fresh`.
+    Scripts and our commands start in a process that has loaded torch (`warm`), except with `is_fresh`.
     """
 
     def __init__(
@@ -48,8 +48,7 @@ class Program:
         variables = {k: v for k, v in os.environ.items() if k not in NOT_INHERITED}
         variables |= {"OMP_NUM_THREADS": "1", "TMPDIR": str(folder)} | (environ or {})
         with self.path.open("w") as output:
-            is_test_s = words[0].endswith(".py") and (environ or {}).get("PYTHONPATH") == str(ROOT)
-            if not is_fresh and (is_ours(words) or is_test_s):
+            if not is_fresh and (words[0].endswith(".py") or words[:2] == ["-m", "cos598d"]):
                 self.process = WarmProcess(words, folder, self.path, variables)
             else:
                 self.process = subprocess.Popen(
@@ -71,16 +70,13 @@ class Program:
                 f"still running after {seconds} s, with this output:\n{self.text}{self._others()}"
             ) from None
 
-    def wait_for(self, words: str, seconds: float = PATIENCE) -> None:
+    def wait_for(self, words: str) -> None:
         """Wait until it has printed a match of the regular expression `words`."""
-        deadline = time.monotonic() + seconds
-        while True:
-            has_ended = self.process.poll() is not None  # checked first: the words may be its last
-            if re.search(words, self.text):
-                return
-            said = f"but:\n{self.text}{self._others()}"
-            assert not has_ended, f"{words!r} was not printed before the end, {said}"
-            assert time.monotonic() < deadline, f"{words!r} was not printed in {seconds} s, {said}"
+        deadline, has_ended = time.monotonic() + PATIENCE, False
+        while not re.search(words, self.text):
+            is_late = has_ended or time.monotonic() > deadline
+            assert not is_late, f"{words!r} was not printed, but:\n{self.text}{self._others()}"
+            has_ended = self.process.poll() is not None  # the words may be its last
             time.sleep(0.05)
 
     def stop(self) -> None:

@@ -5,7 +5,7 @@ import pytest
 from cos598d.commands.cli import main
 from cos598d.commands.flags import Parser, given_flags, to_words
 from cos598d.commands.run_flags import ALIASES, FREQUENT, add_run_options
-from cos598d.config import RunConfig, config_from, folder_name
+from cos598d.config import RunConfig, config_from
 from cos598d.errors import UsageError
 from cos598d.terminal.fields import flags_of
 
@@ -110,12 +110,6 @@ REFUSED = [
 def test_a_value_that_cannot_work_is_refused_with_its_flag(values, words):
     with pytest.raises(UsageError, match=rf"--{next(iter(values))} .*{words}"):
         RunConfig(**{"do_train": True, "do_eval": True, "sync": "all_reduce"} | values).check(world_size=2)
-
-
-def test_a_folder_without_a_name_says_what_ran():
-    config = RunConfig(label="task2b", sync="all_reduce", task_name="RTE")
-    assert str(folder_name(config, 4, "now")) == "runs/task2b-rte-all_reduce-n4-now"
-    assert str(folder_name(RunConfig(label="ddp", sync="ddp"), 1, "now")) == "runs/ddp-rte-n1-now"
 
 
 @pytest.mark.parametrize(("sync", "option", "value"), [("ring", "fragments", 4), ("ddp", "outer_learning_rate", 0.5)])

@@ -1,12 +1,12 @@
 """Downloads from a server on loopback: complete or not at all, and one sentence for everything that goes wrong."""
 
 import hashlib
-import io
 import os
-import tarfile
+import shutil
+import tempfile
 import threading
-import zipfile
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 
 import pytest
 
@@ -14,30 +14,22 @@ from cos598d.data import fetch, get_task
 from cos598d.data.encoders import TextEncoder, word_pieces
 from cos598d.data.fetch import DATASETS, Dataset, main
 
-RTE = "index\tsentence1\tsentence2\tlabel\n0\tone\ttwo\tentailment\n"
+RTE = b"index\tsentence1\tsentence2\tlabel\n0\tone\ttwo\tentailment\n"
 MRPC_HEAD = "Quality\t#1 ID\t#2 ID\t#1 String\t#2 String\n"
 
 
-def zipped(files):
-    buffer = io.BytesIO()
-    with zipfile.ZipFile(buffer, "w") as archive:
-        for name, text in files.items():
-            archive.writestr(name, text)
-    return buffer.getvalue()
-
-
-def tarred(files):
-    buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w:gz") as archive:
+def archived(kind, files):
+    """The bytes of an archive of files."""
+    with tempfile.TemporaryDirectory() as folder:
         for name, content in files.items():
-            member = tarfile.TarInfo(name)
-            member.size = len(content)
-            archive.addfile(member, io.BytesIO(content))
-    return buffer.getvalue()
+            path = Path(folder, "files", name)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(content)
+        return Path(shutil.make_archive(f"{folder}/made", kind, f"{folder}/files")).read_bytes()
 
 
 FILES = {
-    "RTE.zip": zipped({"RTE/train.tsv": RTE, "RTE/dev.tsv": RTE, "__MACOSX/x": ""}),
+    "RTE.zip": archived("zip", {"RTE/train.tsv": RTE, "RTE/dev.tsv": RTE, "__MACOSX/x": b""}),
     "msr_paraphrase_train.txt": (MRPC_HEAD + "1\t7\t8\ta\tb\n0\t9\t10\tc\td\n").encode("utf-8-sig"),
     "msr_paraphrase_test.txt": MRPC_HEAD.encode(),
     "mrpc_dev_ids.tsv": b"9\t10\n",
@@ -46,7 +38,7 @@ FILES = {
         for part in ("train", "dev")
         for version in ("1.1", "2.0")
     },
-    "cifar-10-binary.tar.gz": tarred({"cifar-10-batches-bin/test_batch.bin": b"\x01" + bytes(3072)}),
+    "cifar-10-binary.tar.gz": archived("gztar", {"cifar-10-batches-bin/test_batch.bin": b"\x01" + bytes(3072)}),
 }
 
 
@@ -118,7 +110,7 @@ def failed(server, folder, tasks, words, capsys):
 def test_what_goes_wrong_is_one_sentence_and_leaves_nothing(server, tmp_path, monkeypatch, capsys):
     failed(server, tmp_path, "CoLA", "404", capsys)
     with monkeypatch.context() as forged:
-        forged.setitem(FILES, "RTE.zip", zipped({"RTE/train.tsv": "forged"}))
+        forged.setitem(FILES, "RTE.zip", archived("zip", {"RTE/train.tsv": b"forged"}))
         failed(server, tmp_path, "RTE", "another sha256 than the published file", capsys)
     server.cut.add("RTE.zip")
     failed(server, tmp_path, "RTE", "was not fetched", capsys)

@@ -4,10 +4,8 @@ Imports `world.identity` and `world.meet`, whose answer to srun's variables a te
 """
 
 import pytest
-import torch
 
 from cos598d.errors import UsageError
-from cos598d.world.devices import launcher_facts, place_of
 from cos598d.world.identity import Identity, find_identity
 from cos598d.world.meet import find_secret
 
@@ -40,18 +38,14 @@ def test_flags_win_over_the_launcher_s_variables_and_neither_means_one_rank(word
     assert found.speaks == (found.rank == 0 or found.source == "flags")
 
 
-def test_a_world_size_without_a_rank_means_that_we_start_the_ranks():
+def test_torchrun_on_one_host_listens_on_loopback_and_a_world_size_alone_means_that_we_start_the_ranks():
     assert find_identity(4, environ={}) is None
-
-
-def test_torchrun_on_one_host_listens_on_loopback():
     found = find_identity(environ=TORCHRUN | {"TORCHELASTIC_USE_AGENT_STORE": "True"})
     assert found.store_is_served
     assert not find_identity(environ=TORCHRUN).store_is_served
     named = TORCHRUN | {"TORCHELASTIC_RUN_ID": "1", "LOCAL_WORLD_SIZE": "2"}
     assert find_identity(environ=named).listening_ip == "127.0.0.1"
     assert find_identity(environ=named | {"LOCAL_WORLD_SIZE": "1"}).listening_ip == "10.0.0.1"
-    assert find_identity(environ=TORCHRUN | {"LOCAL_WORLD_SIZE": "2"}).listening_ip == "10.0.0.1"
 
 
 @pytest.mark.parametrize(
@@ -69,19 +63,6 @@ def test_torchrun_on_one_host_listens_on_loopback():
 def test_contradictory_ranks_and_sizes_are_errors(words, environ, sentence):
     with pytest.raises(UsageError, match=sentence):
         find_identity(*words, environ=environ)
-
-
-def test_facts_have_the_job_the_run_and_this_rank_s_place():
-    job = STEP | {"SLURM_JOB_NAME": "bert\x1b", "SLURM_JOB_NODELIST": "n[1-3]", "SLURM_RESTART_COUNT": "2"}
-    facts = launcher_facts(find_identity(environ=job | {"SLURM_NNODES": "1"}), job)
-    assert (facts["name"], facts["run"], facts["restarts"]) == ("srun", "16.0", 0)
-    assert facts["slurm"]["SLURM_JOB_NAME"] == "bert\\x1b"
-    assert facts["slurm"]["SLURM_RESTART_COUNT"] == "2"
-    place = place_of(torch.device("cpu"), {"SLURMD_NODENAME": "n\u202e3"})
-    assert place == {"node": "n\\u202e3", "device": "cpu", "gpu": None}
-    environ = TORCHRUN | {"TORCHELASTIC_RUN_ID": "night", "TORCHELASTIC_RESTART_COUNT": "3"}
-    facts = launcher_facts(find_identity(environ=environ), environ)
-    assert facts == {"name": "torchrun", "run": "night", "restarts": 3, "slurm": {}}
 
 
 def test_this_user_s_secret_is_made_once_and_nobody_else_can_read_it(tmp_path, monkeypatch):

@@ -48,27 +48,21 @@ def test_a_killed_rank_of_one_command_is_named_by_all_others(start, rank):
     assert "[W" not in program.text, "torch's store has complained"
 
 
-@pytest.mark.long(one_in=2)
-@pytest.mark.parametrize("rank", [0, 1])
-def test_a_killed_rank_of_three_shells_is_named_by_both_others(start_ranks, rank):
-    ranks = start_ranks(TASK2B, 3, LONG)
-    ranks[0].wait_for("iteration 2:")
-    began = time.monotonic()
-    ranks[rank].stop()
-    end_with([one for one in ranks if one is not ranks[rank]], LOST.format(rank=rank), began)
+KILLED, STOPPED = LOST.format(rank="{rank}"), "rank {rank} did not take part (stopped, or stuck?)"
 
 
 @pytest.mark.long(one_in=2)
 @pytest.mark.parametrize("rank", [0, 1])
-def test_a_stopped_rank_is_named_within_the_timeout(start_ranks, rank):
-    ranks = start_ranks(TASK2B, 3, [*LONG, "--timeout", 10])
+@pytest.mark.parametrize(("number", "said"), [(signal.SIGKILL, KILLED), (signal.SIGSTOP, STOPPED)])
+def test_a_killed_or_stopped_rank_of_three_shells_is_named_by_both_others(start_ranks, number, said, rank):
+    timeout = 0 if number == signal.SIGKILL else 10
+    ranks = start_ranks(TASK2B, 3, [*LONG, "--timeout", timeout or 60])
     ranks[0].wait_for("iteration 2:")
     began = time.monotonic()
-    os.kill(ranks[rank].process.pid, signal.SIGSTOP)
-    others = [one for one in ranks if one is not ranks[rank]]
-    end_with(others, f"rank {rank} did not take part (stopped, or stuck?)", began, 10 + SECONDS)
-    os.kill(ranks[rank].process.pid, signal.SIGCONT)
-    assert ranks[rank].wait() != 0  # it hears what happened
+    os.kill(ranks[rank].process.pid, number)
+    end_with([one for one in ranks if one is not ranks[rank]], said.format(rank=rank), began, timeout + SECONDS)
+    ranks[rank].process.send_signal(signal.SIGCONT)
+    assert ranks[rank].wait() != 0  # if stopped, it hears what happened
 
 
 CROSSED = """

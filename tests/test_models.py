@@ -76,17 +76,6 @@ def test_models_that_cannot_do_the_task(arguments, named, match):
         build_model(roberta, ANSWERS, 2, None, 0)
 
 
-def test_new_weights_come_from_the_seed_alone():
-    source = find_model("tiny")
-    torch.manual_seed(7)
-    before = torch.get_rng_state()
-    first, again, other = (build_model(source, CLASSIFIES, 3, None, seed).state_dict() for seed in (1, 1, 2))
-    assert torch.equal(torch.get_rng_state(), before)
-    assert all(torch.equal(first[name], again[name]) for name in first)
-    assert not torch.equal(first["classifier.weight"], other["classifier.weight"])
-    assert first["bert.embeddings.word_embeddings.weight"].std().item() == pytest.approx(0.02, rel=0.02)
-
-
 @pytest.mark.parametrize(
     ("kind", "head", "library"),
     [
@@ -113,7 +102,7 @@ def test_saved_models_load_in_both_libraries(kind, head, library, tmp_path):
     assert tokenizer.convert_tokens_to_ids(tokenizer.tokenize(text)) == ids[1:-1]
 
 
-def test_a_saved_vit_loads_in_transformers(tmp_path):
+def test_a_saved_vit_loads_in_transformers_and_with_another_head(tmp_path):
     transformers = pytest.importorskip("transformers")
     source, pixels = find_model("vit-tiny", ImageForm(32, 3)), torch.rand(2, 3, 32, 32)
     model = build_model(source, IMAGES, 5, None, seed=1).eval()
@@ -121,9 +110,11 @@ def test_a_saved_vit_loads_in_transformers(tmp_path):
     theirs = transformers.ViTForImageClassification.from_pretrained(tmp_path).eval()
     with torch.no_grad():
         assert torch.allclose(model(pixels)[0], theirs(pixels).logits, atol=1e-6)
-    again = build_model(find_model(str(tmp_path), ImageForm(32, 3)), IMAGES, 5, None, seed=2)
-    assert all(torch.equal(again.state_dict()[name], tensor) for name, tensor in model.state_dict().items())
-    assert build_model(find_model(str(tmp_path), ImageForm(32, 3)), IMAGES, 7, None, 1).classifier.out_features == 7
+    again = build_model(find_model(str(tmp_path), ImageForm(32, 3)), IMAGES, 7, None, seed=2)
+    assert again.classifier.out_features == 7
+    assert all(
+        torch.equal(each, again.state_dict()[name]) for name, each in model.vit.state_dict(prefix="vit.").items()
+    )
 
 
 def test_all_forms_of_weights_load_alike(tmp_path):
@@ -219,17 +210,15 @@ def test_robertas_bytes_become_the_librarys_ids(tmp_path):
     assert source.longest_sequence == 38
 
 
-@pytest.mark.parametrize("is_silent", [True, False])
-def test_an_unreachable_hub_is_one_sentence_within_seconds(is_silent, tmp_path, monkeypatch):
+def test_an_unreachable_hub_is_one_sentence_within_seconds(tmp_path, monkeypatch):
     from huggingface_hub import constants
 
-    with socket.create_server(("127.0.0.1", 0), backlog=16) as server:
-        port = server.getsockname()[1]
-        if not is_silent:
-            server.close()
-        monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{port}")
+    with socket.create_server(("127.0.0.1", 0), backlog=16) as silent:
+        monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{silent.getsockname()[1]}")
         began = time.monotonic()
-        with pytest.raises(HubUnreachable, match="no model hub gave it") as caught:
-            find_model("someone/some-model", cache_dir=str(tmp_path))
-        assert "\n" not in str(caught.value)
+        for _ in range(2):
+            with pytest.raises(HubUnreachable, match="no model hub gave it") as caught:
+                find_model("someone/some-model", cache_dir=str(tmp_path))
+            assert "\n" not in str(caught.value)
+            silent.close()  # the second time nobody listens
         assert time.monotonic() - began < 60
