@@ -54,8 +54,7 @@ def start(tmp_path):
     def _start(name, words, environ=None, is_fresh=False):
         return Program(tmp_path, name, [str(word) for word in words], environ, is_fresh)
 
-    with programs_end():
-        yield _start
+    return _start
 
 
 @pytest.fixture

@@ -1,5 +1,7 @@
 """Small files of the nine GLUE tasks, in the columns that GLUE distributes."""
 
+from cos598d.data import TaskFlags, get_task
+
 STSB = "index genre filename year old_index source1 source2 sentence1 sentence2 score"
 MNLI_TRAIN = (
     "index promptID pairID genre sentence1_binary_parse sentence2_binary_parse sentence1_parse sentence2_parse "
@@ -42,6 +44,13 @@ FILES = {
         "dev": ["index sentence1 sentence2 label", "0 one one 1"],
     },
 }
+
+
+def task_at(place, name, **flags):
+    """The task of that name with the data of a folder, or of a variable of the environment."""
+    task = get_task(name, TaskFlags(**flags))
+    task.find(place and str(place))
+    return task
 
 
 def write_task(folder, name):

@@ -7,7 +7,7 @@ import re
 import signal
 
 import pytest
-from programs import ROOT, TINY_TRAINING, script
+from programs import ROOT
 
 # Two ranks that save for a while when they are asked to end; `words` say how long, and with which code they end.
 ASKED = """
@@ -75,11 +75,3 @@ def test_the_second_ctrl_c_ends_all_at_once(starter):
         program.wait_for(f"rank {rank} was asked by SIGINT")
     program.process.send_signal(signal.SIGINT)
     assert program.wait() == 130, program.text
-
-
-def test_the_starter_reports_an_error_once_and_starts_no_rank(start):
-    words = [script("task2b/run_glue.py"), *TINY_TRAINING, "--world_size", 2, "--data_dir", "nowhere"]
-    program = start("starter", words)
-    assert program.wait() == 1
-    assert program.text.startswith("error: the data folder nowhere of --data_dir does not exist. "), program.text
-    assert len(program.text.splitlines()) == 1

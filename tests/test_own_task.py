@@ -3,11 +3,12 @@
 import json
 
 import pytest
+from data_files import task_at
 from programs import Program
+from recording import summary_of
 
 import cos598d
 from cos598d.commands.cli import main
-from cos598d.data import get_task
 from cos598d.errors import UserError
 
 SETTING = {"model": "tiny", "max_seq_length": 32, "total_train_batch_size": 16, "world_size": 2, "quiet": True}
@@ -64,7 +65,7 @@ def words_of(place, *more):
 
 @pytest.mark.long
 def test_any_number_of_ranks_predicts_each_example_once_in_order(place, tmp_path, capsys):
-    summary = json.loads((place / "run" / "summary.json").read_text())
+    summary = summary_of(place / "run")
     assert (summary["task"], summary["classes"]) == ("Reviews", ["bad", "good"])
     assert main(words_of(place)) == 0
     said = capsys.readouterr().out
@@ -85,8 +86,7 @@ def test_any_number_of_ranks_predicts_each_example_once_in_order(place, tmp_path
 def test_run_resumes_only_with_the_same_data(place, tmp_path):
     known = {"output_dir": tmp_path / "again", "resume": str(place / "run"), "max_steps": 4, "learning_rate": 1e-3}
     cos598d.train(f"{place}/my_task.py:Reviews", data_dir=place, **known, **SETTING)
-    again, first = (json.loads((run / "summary.json").read_text()) for run in (tmp_path / "again", place / "run"))
-    assert again["epochs"][-1]["loss"] == first["epochs"][-1]["loss"]
+    assert summary_of(tmp_path / "again")["epochs"][-1]["loss"] == summary_of(place / "run")["epochs"][-1]["loss"]
     for part in ("train", "dev"):
         write(tmp_path, part, reviews(60)[::-1])
     with pytest.raises(UserError, match="training data differ"):
@@ -98,7 +98,7 @@ def test_class_scores_pairs_with_numbers(tmp_path):
     (tmp_path / "my_task.py").write_text(TASK + SCORE)
     words = ["train", "--task_name", f"{tmp_path}/my_task.py:Stars", "--output_dir", str(tmp_path / "run")]
     assert main([*words, "--model_name_or_path", "tiny", "--max_steps", "2", "--no_save_model"]) == 0
-    assert json.loads((tmp_path / "run" / "summary.json").read_text())["epochs"][-1]["error"] < 0
+    assert summary_of(tmp_path / "run")["epochs"][-1]["error"] < 0
 
 
 @pytest.mark.long
@@ -117,8 +117,7 @@ def use(named):
     """Do what a run does with a task: check it, load it and score it."""
     from cos598d.models.build import find_model
 
-    task = get_task(named)
-    task.find(None)
+    task = task_at(None, named)
     features = task.load("dev", find_model("tiny").encoder, 16)
     task.score("dev", features.labels[:, None] == [[0, 1]], features)
 

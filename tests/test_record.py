@@ -199,7 +199,6 @@ DAMAGES = {
     "a word for a number": ('"world_size": 3', '"world_size": "three"', r"Expected `int`.*\$\.world_size"),
     "no ranks": ('"world_size": 3', '"world_size": 0', r"Expected `int` >= 1 - at `\$\.world_size`"),
     "a missing field": ('"iterations": 12,', "", "missing required field `iterations`"),
-    "a list for a mapping": ('"phases": {', '"phases": [{', "damaged"),
     "not a number": ('"seed": 1', '"seed": NaN', "damaged"),
     "half of it": ("", None, "damaged"),
 }

@@ -7,9 +7,9 @@ from collections import Counter
 
 import numpy as np
 import pytest
+from data_files import task_at
 
 from cos598d.commands.cli import main
-from cos598d.data import TaskFlags, get_task
 from cos598d.data.encoders import TextEncoder, word_pieces
 from cos598d.data.samples import vocabulary, write_squad_sample
 from cos598d.data.squad import Question, build_windows, golds_of, predict, read_questions, score_file
@@ -28,9 +28,7 @@ def encoder():
 
 
 def task_of(impossible: bool, stride: int = 40):
-    task = get_task("squad", TaskFlags(version_2_with_negative=impossible, doc_stride=stride))
-    task.find(None)
-    return task
+    return task_at(None, "squad", version_2_with_negative=impossible, doc_stride=stride)
 
 
 @pytest.mark.parametrize("part", ["train", "dev"])

@@ -100,9 +100,7 @@ def test_files_are_found_by_the_beginning_of_their_names(folder, run_here):
         (["--data_dir", "cut"], "dev-v1.1.json is not a SQuAD file"),
         (["--model_type", "vit"], "--model_type vit cannot do squad. Choose bert or roberta or distilbert."),
         (["--max_seq_length", "67"], "--max_seq_length 67 leaves no room for text next to questions of 64"),
-        (["--doc_stride", "0"], "--doc_stride 0 is not valid. Give a number of at least 1"),
         (["--null_score_diff_threshold", "1"], "--null_score_diff_threshold is for SQuAD 2.0. Add --version_2"),
-        (["--null_score_diff_threshold", "nan"], "--null_score_diff_threshold nan is not valid. Give a number."),
     ],
 )  # fmt: skip
 def test_bad_input_is_one_sentence(folder, run_here, words, sentence):
@@ -118,6 +116,4 @@ def test_bad_input_is_one_sentence(folder, run_here, words, sentence):
 def test_every_rank_names_a_fault_of_the_data(folder, start_ranks):
     write_squad(folder / "dev-v1.1.json", GOOD + GOOD)
     ranks = start_ranks("task2b/run_squad.py", 2, [*TINY, "--data_dir", folder])
-    assert [rank.wait() != 0 for rank in ranks] == [True, True]
-    for rank in ranks:
-        assert "has two questions with one id" in rank.text
+    assert [(rank.wait() != 0, "has two questions with one id" in rank.text) for rank in ranks] == [(True, True)] * 2
