@@ -2,15 +2,12 @@
 
 import gc
 import os
-import re
 import runpy
 import signal
 import sys
-import tempfile
 import zlib
 from collections import Counter
 from multiprocessing.forkserver import set_forkserver_preload
-from pathlib import Path
 from unittest.mock import patch
 
 import pytest
@@ -22,19 +19,6 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # many small processes on few cor
 # Every module of tests imports pytest, and so does each rank that runs a function of one. Runs import the others when
 # they need them: 0.1 s of processor for a summary's intervals, and 0.7 s for the digits.
 set_forkserver_preload([*PRELOADED, "pytest", "scipy.special", "sklearn.datasets"])
-# Fixtures of a module that take seconds.
-EXPENSIVE = {
-    "answers",
-    "counted",
-    "finished",
-    "four_books",
-    "found",
-    "lessons",
-    "memories",
-    "odd",
-    "recorded",
-    "uninterrupted",
-}
 # A test run in the background ignores Ctrl-C, and one under nohup ignores SIGHUP. The programs that it starts would
 # ignore them, too, except if there is a handler.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -70,8 +54,7 @@ def start(tmp_path):
     def _start(name, words, environ=None, is_fresh=False):
         return Program(tmp_path, name, [str(word) for word in words], environ, is_fresh)
 
-    with programs_end():
-        yield _start
+    return _start
 
 
 @pytest.fixture
@@ -98,12 +81,12 @@ def run_here(tmp_path, monkeypatch, capfd):
 
 @pytest.fixture
 def start_ranks(start):
-    """Start the ranks of a script in the four-shell form: start_ranks(script, n, words, by_rank, port, is_fresh).
+    """Start the ranks of a script in the four-shell form: start_ranks(script, n, words, by_rank, port).
 
-    `by_rank` gives further words for single ranks. A rank whose words are None is left out. `is_fresh` is `start`'s.
+    `by_rank` gives further words for single ranks. A rank whose words are None is left out.
     """
 
-    def _start(path, world_size, words=(), by_rank=None, port=None, is_fresh=False):
+    def _start(path, world_size, words=(), by_rank=None, port=None):
         port = port or free_port()
         programs = []
         for rank in range(world_size):
@@ -112,7 +95,7 @@ def start_ranks(start):
                 continue
             place = ["--master_ip", "127.0.0.1", "--master_port", port]
             place += ["--world_size", world_size, "--local_rank", rank]
-            programs.append(start(f"rank{rank}", [script(path), *place, *words, *own], is_fresh=is_fresh))
+            programs.append(start(f"rank{rank}", [script(path), *place, *words, *own]))
         return programs
 
     return _start
@@ -120,24 +103,28 @@ def start_ranks(start):
 
 def pytest_addoption(parser):
     which = "which of the long tests to run: all, none, or a share, from 1/9 to 9/9"
-    parser.addoption("--long", default="all", help=which)
+    parser.addoption("--long", type=_share, default="all", help=which)
 
 
-def pytest_configure(config):
-    _share(config.getoption("long"))  # a wrong value ends the call before there are processes
+def _share(words):
+    one, of = {"all": "1/1", "none": "0/0"}.get(words, words).split("/")
+    return int(one), int(of)
 
 
 @pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
 def pytest_collection_modifyitems(config, items):
-    """Leave out the long tests that were not requested. Tests that share an expensive fixture go to one process."""
-    for item in items:
-        if EXPENSIVE.intersection(item.fixturenames):
-            item.add_marker(pytest.mark.xdist_group(item.module.__name__))
-    share = _share(config.getoption("long"))
+    """Leave out the long tests that were not requested. Tests that share a module's fixture go to one process."""
+    one, of = config.getoption("long")
     seen = Counter()
     wanted, left = [], []
     for item in items:
-        (wanted if not _is_long(item, seen) or share(item) else left).append(item)
+        definitions = item._fixtureinfo.name2fixturedefs.items()
+        shares = any(each[-1].scope == "module" and name != "_module_alone" for name, each in definitions)
+        if shares:
+            item.add_marker(pytest.mark.xdist_group(item.module.__name__))
+        number = zlib.crc32((item.module.__name__ if shares else item.nodeid).encode())
+        is_wanted = not _is_long(item, seen) or (of and number % of == one % of)
+        (wanted if is_wanted else left).append(item)
     config.hook.pytest_deselected(items=left)
     items[:] = wanted
 
@@ -151,22 +138,6 @@ def _is_long(item, seen):
     return "one_in" not in mark.kwargs or seen[item.function] % mark.kwargs["one_in"] != 1
 
 
-def _share(words):
-    """A function of a long test: whether `words`, the value of --long, request it."""
-    if words in ("all", "none"):
-        return lambda item: words == "all"
-    found = re.fullmatch(r"([0-9]+)/([0-9]+)", words)
-    one, of = map(int, found.groups()) if found else (0, 0)
-    if not 1 <= one <= of:
-        raise pytest.UsageError(f"--long {words}: give all, none, or a share, from 1/9 to 9/9.")
-
-    def share(item):  # tests that share an expensive fixture are in one share
-        name = item.module.__name__ if EXPENSIVE.intersection(item.fixturenames) else item.nodeid
-        return zlib.crc32(name.encode()) % of == one % of
-
-    return share
-
-
 def pytest_collection_finish():
     """Keep the collector of garbage from thousands of collected tests and from torch."""
     gc.collect()
@@ -177,10 +148,3 @@ def pytest_collection_finish():
 def pytest_xdist_auto_num_workers(config):
     """Use one test process more than cores, since tests also wait."""
     return None if "PYTEST_XDIST_AUTO_NUM_WORKERS" in os.environ else 1 + (os.cpu_count() or 1)
-
-
-@pytest.fixture
-def scratch():
-    """A folder for temporary files whose path is short enough for sockets."""
-    with tempfile.TemporaryDirectory(dir="/tmp", prefix="g") as folder:
-        yield Path(folder)

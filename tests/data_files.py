@@ -1,11 +1,6 @@
-"""Small files of the nine GLUE tasks, in the columns that GLUE distributes, and of SQuAD; and what is refused."""
+"""Small files of the nine GLUE tasks, in the columns that GLUE distributes."""
 
-import contextlib
-import json
-
-import pytest
-
-from cos598d.errors import UserError
+from cos598d.data import TaskFlags, get_task
 
 STSB = "index genre filename year old_index source1 source2 sentence1 sentence2 score"
 MNLI_TRAIN = (
@@ -51,47 +46,16 @@ FILES = {
 }
 
 
+def task_at(place, name, **flags):
+    """The task of that name with the data of a folder, or of a variable of the environment."""
+    task = get_task(name, TaskFlags(**flags))
+    task.find(place and str(place))
+    return task
+
+
 def write_task(folder, name):
     folder.mkdir(parents=True, exist_ok=True)
     for part, lines in FILES[name].items():
         text = "".join(f"{line}\n" for line in lines).replace(" ", "\t").replace("~", " ")
         (folder / f"{part}.tsv").write_text(text, encoding="utf-8")
     return folder
-
-
-def question(identity, text, answers=(), **more):
-    """One entry of "qas"; `answers` are (text, answer_start)."""
-    gold = [{"text": text, "answer_start": start} for text, start in answers]
-    return {"id": identity, "question": text, "answers": gold, **more}
-
-
-def squad_value(*paragraphs):
-    """A file's JSON value; each paragraph is (context, [question, ...])."""
-    return {
-        "version": "1.1",
-        "data": [{"title": "One", "paragraphs": [{"context": context, "qas": asked} for context, asked in paragraphs]}],
-    }
-
-
-def write_squad(path, *paragraphs):
-    path.write_text(json.dumps(squad_value(*paragraphs), ensure_ascii=False), encoding="utf-8")
-    return path
-
-
-def found_in(context, text, occurrence=0):
-    """(text, the character where its given occurrence begins in the context)."""
-    place = -1
-    for _ in range(occurrence + 1):
-        place = context.index(text, place + 1)
-    return text, place
-
-
-@contextlib.contextmanager
-def refusal(*words):
-    """The block must raise a UserError: one line, without control characters, with all these words."""
-    with pytest.raises(UserError) as caught:
-        yield caught
-    error = str(caught.value)
-    assert [word for word in words if word not in error] == [], error
-    assert error.isprintable()
-    assert error.endswith(".")

@@ -14,7 +14,7 @@ from pathlib import Path
 from random import SystemRandom
 
 import psutil
-from warm import COUNT_FOR_PYTHON, WarmProcess, is_ours
+from warm import WarmProcess
 
 ROOT = Path(__file__).resolve().parents[1]
 # Small enough that a step takes milliseconds; on one thread, since two that share a core wait for each other.
@@ -33,7 +33,7 @@ _started: list["Program"] = []
 class Program:
     """One started program. Signals reach only it, and it ends with the test that started it.
 
-    If possible it starts in a process that has loaded torch (`warm`), except with `is_fresh`.
+    Scripts and our commands start in a process that has loaded torch (`warm`), except with `is_fresh`.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class Program:
         variables = {k: v for k, v in os.environ.items() if k not in NOT_INHERITED}
         variables |= {"OMP_NUM_THREADS": "1", "TMPDIR": str(folder)} | (environ or {})
         with self.path.open("w") as output:
-            if not is_fresh and _may_be_warm(words, environ or {}) and not _is_for_python(environ or {}):
+            if not is_fresh and (words[0].endswith(".py") or words[:2] == ["-m", "cos598d"]):
                 self.process = WarmProcess(words, folder, self.path, variables)
             else:
                 self.process = subprocess.Popen(
@@ -70,16 +70,13 @@ class Program:
                 f"still running after {seconds} s, with this output:\n{self.text}{self._others()}"
             ) from None
 
-    def wait_for(self, words: str, seconds: float = PATIENCE) -> None:
+    def wait_for(self, words: str) -> None:
         """Wait until it has printed a match of the regular expression `words`."""
-        deadline = time.monotonic() + seconds
-        while True:
-            has_ended = self.process.poll() is not None  # checked first: the words may be its last
-            if re.search(words, self.text):
-                return
-            said = f"but:\n{self.text}{self._others()}"
-            assert not has_ended, f"{words!r} was not printed before the end, {said}"
-            assert time.monotonic() < deadline, f"{words!r} was not printed in {seconds} s, {said}"
+        deadline, has_ended = time.monotonic() + PATIENCE, False
+        while not re.search(words, self.text):
+            is_late = has_ended or time.monotonic() > deadline
+            assert not is_late, f"{words!r} was not printed, but:\n{self.text}{self._others()}"
+            has_ended = self.process.poll() is not None  # the words may be its last
             time.sleep(0.05)
 
     def stop(self) -> None:
@@ -111,9 +108,10 @@ def assert_nothing_is_left() -> None:
     servers = (forkserver._forkserver._forkserver_pid, resource_tracker._resource_tracker._pid)
     ours = [child for child in psutil.Process().children(recursive=True) if child.pid not in servers]
     _, left = psutil.wait_procs([child for child in ours if is_alive(child.pid)], timeout=60)
-    found = [_words_of(child) for child in left if is_alive(child.pid)]
+    found = []
     for child in left:
         with contextlib.suppress(psutil.NoSuchProcess):
+            found.append(f"{child.pid}: {' '.join(child.cmdline())}")
             child.kill()
     assert not found, f"these processes are left: {found}"
 
@@ -124,24 +122,6 @@ def wait_until(holds: Callable[[], object], seconds: float = PATIENCE) -> None:
     while not holds():
         assert time.monotonic() < deadline, f"it is not true after {seconds} s"
         time.sleep(0.02)
-
-
-def _may_be_warm(words: Sequence[str], environ: dict[str, str]) -> bool:
-    """Whether it is one of our programs, or a script of a test that imports our code."""
-    return is_ours(words) or (words[0].endswith(".py") and environ.get("PYTHONPATH") == str(ROOT))
-
-
-def _is_for_python(environ: dict[str, str]) -> bool:
-    """Whether Python or torch reads some of these variables at its start."""
-    others = environ.keys() - ({"PYTHONPATH"} if environ.get("PYTHONPATH") == str(ROOT) else set())
-    return any(name.startswith(COUNT_FOR_PYTHON) for name in others)
-
-
-def _words_of(process: psutil.Process) -> str:
-    try:
-        return f"{process.pid}: {' '.join(process.cmdline())}"
-    except psutil.Error:
-        return str(process.pid)
 
 
 def script(name: str) -> str:
@@ -179,7 +159,7 @@ def worker_of_rank(pid: int, rank: int) -> int:
     """The id of the local worker of that rank among the processes that a process started."""
     for child in psutil.Process(pid).children(recursive=True):
         with contextlib.suppress(psutil.NoSuchProcess):
-            if child.name() == f"rank {rank}" or child.environ().get("RANK") == str(rank):  # a fork has it in its name
+            if child.name() == f"rank {rank}" or child.environ().get("RANK") == str(rank):  # ours, or a launcher's
                 return child.pid
     raise AssertionError(f"no worker of rank {rank} under {pid}")
 

@@ -4,7 +4,6 @@
 """
 
 import json
-import time
 from contextlib import suppress
 from pathlib import Path
 
@@ -37,9 +36,7 @@ class Group:
         return found if dist.get_rank() == 0 else None
 
 
-def record_run(
-    folder, until, at=None, stops_after=None, resumed_from=None, board=None, pause=0.0, counts=True, files=None
-):
+def record_run(folder, until, at=None, stops_after=None, resumed_from=None, board=None, counts=True, files=None):
     """Train to iteration `until`, from the start or from the checkpoint after iteration `at`, and finish.
 
     stops_after: raise Stopped after that iteration instead, without a word more than a killed process writes.
@@ -63,7 +60,7 @@ def record_run(
                 clock.start()
                 ledger.begin(iteration, clock.started)
                 with clock.phase("forward"):
-                    time.sleep(pause)
+                    pass
                 with clock.phase("backward"), ledger.naming("layer.weight"):
                     dist.all_reduce(gradient)
                     gradient /= size

@@ -51,6 +51,14 @@ def missing():
     return f"not installed: {', '.join(absent)} (apt-get install slurm-wlm munge)" if absent else ""
 
 
+def wait(holds, seconds, told):
+    """Wait until `holds()`; else fail with what `told()` says."""
+    deadline = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < deadline, f"not within {seconds} s:\n{told()}"
+        time.sleep(0.1)
+
+
 class Slurm:
     """The daemons, from `start` to `stop`, which also ends what their jobs have left."""
 
@@ -77,11 +85,11 @@ class Slurm:
         (self.folder / "slurm.conf").write_text(CONFIGURATION.format(**words))
         places = {"socket": "munge.socket", "key-file": "munge.key", "pid-file": "munge.pid", "seed-file": "munge.seed"}
         self._run("munged", "--foreground", "--force", *(f"--{flag}={self.folder / at}" for flag, at in places.items()))
-        self._wait((self.folder / "munge.socket").exists, seconds)
+        wait((self.folder / "munge.socket").exists, seconds, lambda: "munged does not listen")
         self._run("slurmctld", "-D")
         for name in names:
             self._run("slurmd", "-D", "-N", name)
-        self._wait(self._is_idle, seconds)
+        wait(self._is_idle, seconds, lambda: self.ask("sinfo", check=False))
 
     def _run(self, name, *words):
         log = self.folder / f"daemon{len(self._daemons)}.{name}.log"
@@ -92,14 +100,6 @@ class Slurm:
 
     def _is_idle(self):
         return self.ask("sinfo", "--noheader", "--format=%D %t", check=False).strip() == f"{NODES} idle"
-
-    def _wait(self, holds, seconds):
-        deadline = time.monotonic() + seconds
-        while not holds():
-            for daemon, log in zip(self._daemons, sorted(self.folder.glob("daemon*.log"))):
-                assert daemon.poll() is None, f"{log.name} ended, having said:\n{log.read_text()[-3000:]}"
-            assert time.monotonic() < deadline, f"not in time:\n{self.ask('sinfo', check=False)}"
-            time.sleep(0.1)
 
     def ask(self, *words, check=True, folder=None):
         """What a command of SLURM's prints, in this folder."""
@@ -113,9 +113,8 @@ class Slurm:
         with contextlib.suppress(subprocess.TimeoutExpired):
             self.ask("scancel", "--user", "root", "--signal=KILL", "--full", check=False)
             self.ask("scancel", "--user", "root", check=False)
-        deadline = time.monotonic() + 40
-        while self._daemons and self.ask("squeue", "--noheader", check=False).strip() and time.monotonic() < deadline:
-            time.sleep(0.2)
+        with contextlib.suppress(AssertionError):
+            wait(lambda: not self.ask("squeue", "--noheader", check=False).strip(), 40, str)
         for daemon in reversed(self._daemons):
             daemon.terminate()
             try:
@@ -146,21 +145,13 @@ class Job:
 
     def wait_for(self, words, seconds=90):
         """Wait until it has printed a match of the regular expression `words`."""
-        self._wait(lambda: re.search(words, self.text), f"{words!r} was not said", seconds)
+        wait(lambda: re.search(words, self.text), seconds, lambda: f"{words!r} not in:\n{self.text}")
 
     def wait_until(self, state, seconds=90):
         """Wait for one state, such as PENDING or COMPLETED."""
-        self._wait(lambda: self.field("JobState") == state, f"it did not come to be {state}", seconds)
+        wait(lambda: self.field("JobState") == state, seconds, lambda: f"{state} not reached:\n{self.text}")
 
     def comes_back(self, seconds=90):
         """Wait until it is in the queue again, and spare it the two minutes for which SLURM holds it back there."""
         self.wait_until("PENDING", seconds)
         self.slurm.ask("scontrol", "update", f"JobId={self.id}", "StartTime=now")
-
-    def _wait(self, holds, complaint, seconds):
-        deadline = time.monotonic() + seconds
-        while not holds():
-            assert time.monotonic() < deadline, (
-                f"{complaint} in {seconds} s, but ({self.field('JobState')}):\n{self.text}"
-            )
-            time.sleep(0.1)

@@ -1,17 +1,13 @@
 """The flags become one checked record, and nothing that was given is lost on the way."""
 
-from dataclasses import dataclass
-
 import pytest
 
 from cos598d.commands.cli import main
-from cos598d.commands.flags import Parser, add_flags, given_flags, to_words
+from cos598d.commands.flags import Parser, given_flags, to_words
 from cos598d.commands.run_flags import ALIASES, FREQUENT, add_run_options
-from cos598d.config import SYNC_FIELDS, RunConfig, config_from, folder_name
+from cos598d.config import RunConfig, config_from
 from cos598d.errors import UsageError
-from cos598d.sync import KNOWN, get_sync
-from cos598d.sync.options import takers
-from cos598d.terminal.fields import Flag, check_flags, flag, flags_of
+from cos598d.terminal.fields import flags_of
 
 
 def parse(*words):
@@ -72,105 +68,41 @@ def test_words_made_of_values_give_the_same_values_again():
     assert parse(*to_words(parse(*words), RunConfig)) == parse(*words)
 
 
-def test_every_field_of_a_run_is_a_flag_with_words_and_a_group():
-    parser = Parser()
-    add_run_options(parser)
-    of_the_launch = {"world_size", "local_rank", "master_ip", "master_port"}
-    actions = {action.dest: action for action in parser._actions}
-    assert actions.keys() - of_the_launch - {"help"} == set(RunConfig.__dataclass_fields__)
-    assert all(action.help for action in actions.values())
-    assert "" not in {said.group for said in flags_of(RunConfig).values()}
-
-
-@dataclass(frozen=True)
-class OneMore(RunConfig):
-    """A run with one more flag of each kind, each in one place."""
-
-    stage: int = flag(1, "how much is sharded", group="engine", least=0, below=4)
-    gather: str = flag("early", "when, one of {choices}", group="engine", choices=("early", "late"), is_local=True)
-    prefetch: bool = flag(True, "fetch nothing ahead", group="engine")
-
-
-def test_one_line_makes_a_flag_its_help_its_check_and_its_words():
-    parser = Parser()
-    add_flags(parser, OneMore, but=("gather",))
-    text = " ".join(parser.format_help().split())
-    assert "engine: --stage N how much is sharded (default: 1) --no_prefetch fetch nothing ahead" in text
-    words = ["--stage", "3", "--no_prefetch"]
-    values = given_flags(parser.parse_args(words), OneMore)
-    assert values == {"stage": 3, "prefetch": False}
-    assert to_words(values, OneMore) == words
-    check_flags(OneMore(**values))
-    with pytest.raises(UsageError, match="^--stage 4 is not valid. Give a number of at least 0 and below 4.$"):
-        check_flags(OneMore(stage=4))
-    with pytest.raises(UsageError, match="^unknown --gather now. Choose one of early, late.$"):
-        check_flags(OneMore(gather="now"))
-    assert {"stage", "prefetch"} <= {name for name, said in flags_of(OneMore).items() if not said.is_local}
-
-
-@pytest.mark.parametrize(
-    ("range_", "right", "wrong", "number"),
-    [
-        ({"least": 1}, 1, 0, "a number of at least 1"),
-        ({"above": 0}, 0.1, 0.0, "a number above 0"),
-        ({"above": 0, "below": 9}, 0.1, 1e300, "a number above 0 and below 9"),
-        ({"least": 0, "below": 4, "kind": int}, 3, 4, "a number of at least 0 and below 4"),
-        ({"least": 0, "kind": int}, 1, 1 << 63, "a number of at least 0 and below 2^63"),
-        ({}, -1.0, float("-inf"), "a number"),
-        ({"least": 0}, 0.0, float("nan"), "a number of at least 0"),
-    ],
-)
-def test_a_number_outside_its_range_is_refused(range_, right, wrong, number):
-    Flag("", **range_).check("x", right)
-    Flag("", **range_).check("x", None)
-    with pytest.raises(UsageError) as caught:
-        Flag("", **range_).check("x", wrong)
-    shown = wrong if isinstance(wrong, int) else f"{wrong:g}"
-    assert str(caught.value) == f"--x {shown} is not valid. Give {number}."
-
-
 def test_ranks_may_differ_in_paths_but_not_in_what_they_compute():
     facts = RunConfig().facts()
     assert "data_dir" not in facts
-    assert {"sync", "seed", "total_train_batch_size", "learning_rate", "max_steps"} <= facts.keys()
-    assert {"optimizer", "momentum"} <= facts.keys()
+    assert {"sync", "seed", "total_train_batch_size", "learning_rate", "max_steps", "momentum"} <= facts.keys()
 
 
 NO_HOST = r"Give (a (whole )?number|at most)"
 LABEL = "Give a name of up to 100 letters"
 REFUSED = [
-    ({"max_steps": -2}, ""),
-    ({"num_train_epochs": float("inf")}, ""),
-    ({"timeout": 0.0}, ""),
-    ({"seed": -1}, ""),
-    ({"precision": "fp8"}, ""),
-    ({"weight_decay": float("nan")}, ""),
-    ({"monitor_interval": -1.0}, ""),
-    ({"optimizer": "adam"}, ""),
+    ({"max_steps": -2}, "-2 is not valid. Give 1 or more, or -1"),
+    ({"num_train_epochs": float("inf")}, "inf is not valid. Give a number above 0"),
+    ({"timeout": 0.0}, "Give a number above 0"),
+    ({"seed": 1 << 63}, "Give a number of at least 0 and below 2.63"),
+    ({"precision": "fp8"}, "fp8. Choose one of fp32, "),
+    ({"weight_decay": float("nan")}, "Give a number of at least 0"),
     ({"momentum": 0.9}, ""),
-    ({"momentum": 1.0, "optimizer": "sgd"}, ""),
+    ({"momentum": 1.0, "optimizer": "sgd"}, "Give a number of at least 0 and below 1"),
     ({"adam_epsilon": 1e-6, "optimizer": "sgd"}, ""),
     # What no host can work with.
     ({"threads": 10**9}, NO_HOST),
-    ({"num_train_epochs": 1e300}, NO_HOST),
     ({"total_train_batch_size": 2**62}, NO_HOST),
     # What is no folder's name.
-    *(({"label": label}, LABEL) for label in ("../../../x", "/x", "", ".hidden", "--x", "a/b", "a\x1b", "a" * 101)),
+    *(({"label": label}, LABEL) for label in ("../x", "", ".hidden", "--x", "a\x1b", "a" * 101)),
     # When a run is evaluated and saved, when it stops, and how it resumes.
     ({"early_stopping": "0"}, "0 is not valid. Give a number of evaluations from 1"),
-    ({"early_stopping": "2:"}, "2: is not valid. Give a number"),
     (
         {"early_stopping": "2:f1"},
         "unknown metric 'f1'. Choose one of validation_loss, acc, precision_macro, recall_macro, f1_macro.",
     ),
     ({"early_stopping": "2", "do_eval": False}, "2 needs evaluations. Add --do_eval."),
     ({"eval_steps": 2, "do_eval": False}, "2 needs evaluations"),
-    ({"eval_steps": 0}, "0 is not valid. Give a number of at least 1."),
-    ({"lr_scheduler": "step"}, "step. Choose one of linear, constant, cosine."),
     ({"resume": "auto"}, "auto looks in the run's folder. Give --output_dir."),
     ({"resume_anyway": True}, "has no effect without --resume. Leave it out, or add --resume."),
+    ({"doc_stride": 64}, "is for squad, and the task is rte."),
     ({"save_steps": 5, "do_train": False}, "is for training. Leave it out, or add --do_train."),
-    ({"max_seconds": 0.0}, "0 is not valid. Give a number above 0."),
 ]
 
 
@@ -178,20 +110,6 @@ REFUSED = [
 def test_a_value_that_cannot_work_is_refused_with_its_flag(values, words):
     with pytest.raises(UsageError, match=rf"--{next(iter(values))} .*{words}"):
         RunConfig(**{"do_train": True, "do_eval": True, "sync": "all_reduce"} | values).check(world_size=2)
-
-
-def test_a_folder_without_a_name_says_what_ran():
-    config = RunConfig(label="task2b", sync="all_reduce", task_name="RTE")
-    assert str(folder_name(config, 4, "now")) == "runs/task2b-rte-all_reduce-n4-now"
-    assert str(folder_name(RunConfig(label="ddp", sync="ddp"), 1, "now")) == "runs/ddp-rte-n1-now"
-
-
-def test_each_flag_of_a_sync_is_one_of_train_with_the_same_meaning_and_some_sync_takes_it():
-    known = flags_of(RunConfig)
-    assert [option for option in SYNC_FIELDS if not takers(option)] == []
-    for name in KNOWN:
-        for option, said in flags_of(get_sync(name).options_kind).items():
-            assert known[option] == said, name
 
 
 @pytest.mark.parametrize(("sync", "option", "value"), [("ring", "fragments", 4), ("ddp", "outer_learning_rate", 0.5)])

@@ -7,7 +7,6 @@ import importlib
 import importlib.util
 import re
 import shlex
-import sys
 from itertools import chain
 from pathlib import Path
 
@@ -16,7 +15,6 @@ from torch.distributed.run import get_args_parser
 
 from cos598d.commands.cli import COMMANDS
 from cos598d.commands.flags import Parser
-from cos598d.commands.run_flags import add_run_options
 from cos598d.tools.course import NUMBERS
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -30,10 +28,9 @@ LESSONS = sorted((ROOT / "docs" / "lessons").glob("*.md"))
 OURS = re.compile(
     r"(task\w+|benchmarks|scripts|tools|examples|tests|cos598d|docs|sync|scale|records)/[\w./-]*|[\w-]+\.py"
 )
+# The flags of torchrun, and those of sbatch that the documents name.
+LAUNCHERS = {"--requeue", "--ntasks-per-node", "--gpus-per-node", *get_args_parser()._option_string_actions}
 PLACEHOLDERS = ("FILE.py", "my_sync.py", "cho.py", "TASK/run_glue.py", *(f"lesson{each}.py" for each in NUMBERS))
-# Folders with the scripts of one kind: their flags are those that the parser in the file names.
-SCRIPTS = ("benchmarks", "scripts")
-RUNS = {"run_glue.py": frozenset(["SQuAD"]), "run_squad.py": frozenset(["task_name", "images"])}
 
 
 def name(page):
@@ -71,39 +68,28 @@ def code(text):
 
 @functools.cache
 def flags_of(command):
-    """The flags of a command of ours, by subcommand; "" for one that has none."""
-    parser = Parser()
-    importlib.import_module(f"cos598d.commands.{command}").add_options(parser)
-    below = [action for action in parser._actions if isinstance(action, argparse._SubParsersAction)]
-    if below:
-        return {each: set(sub._option_string_actions) for each, sub in below[0].choices.items()}
-    return {"": set(parser._option_string_actions)}
+    """The flags of a command of ours and of its subcommands."""
+    parsers = [Parser()]
+    importlib.import_module(f"cos598d.commands.{command}").add_options(parsers[0])
+    for action in parsers[0]._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            parsers += action.choices.values()
+    return set().union(*(parser._option_string_actions for parser in parsers))
 
 
 @functools.cache
 def flags_of_file(path):
-    if path.name in RUNS and path.parent.name.startswith("task"):
-        parser = Parser()
-        add_run_options(parser, but=RUNS[path.name])
-        return set(parser._option_string_actions)
-    source = path.read_text()
-    if path.name == "download_glue_data.py":
-        source = "".join(each.read_text() for each in (OUR_CODE / "data").rglob("*.py"))
+    if path.parent.name.startswith("task"):
+        return flags_of("train")
+    source = (OUR_CODE / "data" / "fetch.py" if path.name == "download_glue_data.py" else path).read_text()
     found = set(re.findall(r"\"(--?\w+)\"", source))
-    return found | flags_of("train")[""] if "parse_known_args" in source else found  # the rest are its runs' flags
+    return found | flags_of("train") if "parse_known_args" in source else found  # the rest are its runs' flags
 
 
 @functools.cache
 def all_flags():
-    found = set().union(*(flags for command in COMMANDS for flags in flags_of(command).values()))
-    files = [path for folder in SCRIPTS for path in (ROOT / folder).glob("*.py")]
-    return found.union(*(flags_of_file(path) for path in (*files, ROOT / "download_glue_data.py")))
-
-
-@functools.cache
-def launchers_flags():
-    """torchrun's, and those of sbatch that the documents name."""
-    return {"--requeue", "--ntasks-per-node", "--gpus-per-node", *get_args_parser()._option_string_actions}
+    files = [ROOT / "download_glue_data.py", *ROOT.glob("benchmarks/*.py"), *ROOT.glob("scripts/*.py")]
+    return set().union(*map(flags_of, COMMANDS), *map(flags_of_file, files))
 
 
 def wrong_in(piece):
@@ -118,29 +104,22 @@ def wrong_in(piece):
         end = words.index("--")
         return wrong_in(shlex.join(words[:end])) + wrong_in(shlex.join(words[end + 1 :]))
     given = {word.split("=")[0] for word in words if re.match(r"--\w", word)}
-    if words[:1] and Path(words[0]).name in ("python", "python3"):
-        words = words[1:]
-        if words[:1] and words[0].endswith(".py"):
-            if words[0] in PLACEHOLDERS:
-                return sorted(given - all_flags())
-            path = ROOT / words[0]
-            return sorted(given - flags_of_file(path)) if path.is_file() else [words[0]]
-        return []
-    if words and Path(words[0]).name == "cos598d":
-        words = words[1:]
-        if words and not words[0].startswith("-") and words[0] not in (*COMMANDS, "COMMAND"):
-            return [words[0]]
-    if words[:1] == ["make"]:
+    first, second, *_ = [*words, "", ""]
+    if Path(first).name in ("python", "python3") and second.endswith(".py"):
+        if second in PLACEHOLDERS:
+            return sorted(given - all_flags())
+        path = ROOT / second
+        return sorted(given - flags_of_file(path)) if path.is_file() else [second]
+    if Path(first).name == "cos598d" and second and not second.startswith("-"):
+        if second not in (*COMMANDS, "COMMAND"):
+            return [second]
+        first = second
+    if first == "make":
         targets = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), flags=re.MULTILINE))
         return [word for word in words[1:] if "=" not in word and word not in targets]
-    if words and words[0] in COMMANDS:
-        below = flags_of(words[0])
-        which = words[1] if len(words) > 1 and words[1] in below else ""
-        known = below[which] if which in below else set().union(*below.values())
-        return sorted(given - known)
-    if words and words[0].startswith("--"):
-        return sorted(given - all_flags() - launchers_flags())
-    return []
+    if first in COMMANDS:
+        return sorted(given - flags_of(first))
+    return sorted(given - all_flags() - LAUNCHERS) if first.startswith("--") else []
 
 
 def lost_files(piece):
@@ -170,23 +149,18 @@ def test_the_readme_and_the_nine_files_of_the_reading_path_stay_short():
     assert sum(len((ROOT / name).read_text().splitlines()) for name in rows) <= 1100
 
 
-def measured_ratios(page, heading):
+def measured_ratios(heading):
     """The ratios to DDP by sync in the first table below a heading: the third column, without its interval."""
-    text = (ROOT / "docs" / page).read_text(encoding="utf-8")
+    text = (ROOT / "docs" / "measured.md").read_text(encoding="utf-8")
     rows = re.search(rf"^#+ {heading}$.*?\n((?:\|[^\n]*\n)+)", text, flags=re.DOTALL | re.MULTILINE)[1].splitlines()[2:]
     cells = [[cell.strip() for cell in row.split("|")] for row in rows]
     return {re.search(r"`(\w+)`", row[1])[1]: re.match(r"[\d.]+", row[3])[0] for row in cells}
 
 
 def test_the_figure_and_the_readme_have_the_measured_ratios():
-    tables = [
-        measured_ratios("measured.md", "The ladder on one host"),
-        measured_ratios("measured.md", "What a link costs"),
-    ]
-    figure = (ROOT / "benchmarks/ladder.svg").read_text(encoding="utf-8")
-    drawn = re.findall(r">(\d\.\d\d)<", figure)
-    shown = [sorted(ratio for ratio in table.values() if ratio != "1") for table in tables]  # DDP's own is not drawn
-    assert [sorted(drawn[: len(shown[0])]), sorted(drawn[len(shown[0]) :])] == shown
+    tables = [measured_ratios(heading) for heading in ("The ladder on one host", "What a link costs")]
+    drawn = re.findall(r">(\d\.\d\d)<", (ROOT / "benchmarks/ladder.svg").read_text(encoding="utf-8"))
+    assert sorted(drawn) == sorted(ratio for table in tables for ratio in table.values() if ratio != "1")  # DDP's own
     readme = re.findall(r"^\| `(\w+)` \|.*\| (\S+) \| (\S+) \|$", (ROOT / "README.md").read_text(), flags=re.MULTILINE)
     assert len(readme) > 8
     assert readme == [(sync, *(table.get(sync, "-") for table in tables)) for sync, *_ in readme]
@@ -201,70 +175,35 @@ def test_every_page_is_at_most_two_links_from_the_readme_and_every_lesson_is_in_
     assert [page.name for page in LESSONS if f"](lessons/{page.name})" not in text] == []
 
 
-def test_the_page_of_syncs_has_every_gradient_sync():
-    from cos598d.sync import SYNCS
-
-    text = (ROOT / "docs/syncs.md").read_text()
-    assert [sync for sync in SYNCS if sync != "none" and f"| `{sync}` |" not in text] == []
-
-
-@pytest.mark.parametrize(
-    ("piece", "wrong"),
-    [
-        ("cos598d report RUN -o report.html", []),
-        ("cos598d reports RUN", ["reports"]),
-        ("cos598d bench --rounds 3 --rounds_of 3", ["--rounds_of"]),
-        ("cos598d cluster run --rate 1gbit -- python task2b/run_glue.py --max_step 10", ["--max_step"]),
-        ("cos598d cluster cut 3 --rate 1gbit", ["--rate"]),
-        ("python task3/run_glue.py --doc_stride 128", ["--doc_stride"]),
-        ("GLUE_DIR=... python benchmarks/parities.py", ["benchmarks/parities.py"]),
-        ("python benchmarks/student.py --no_flag x", ["--no_flag"]),
-        ("make demos", ["demos"]),
-        ("--no_such_flag", ["--no_such_flag"]),
-    ],
-)
-def test_a_wrong_command_flag_or_target_is_found(piece, wrong):
-    assert wrong_in(piece) == wrong
+WRONG = {
+    "cos598d reports RUN": ["reports"],
+    "cos598d bench --rounds 3 --rounds_of 3": ["--rounds_of"],
+    "cos598d cluster run --rate 1gbit -- python task2b/run_glue.py --max_step 10": ["--max_step"],
+    "GLUE_DIR=... python benchmarks/parities.py": ["benchmarks/parities.py"],
+    "python benchmarks/student.py --no_flag x": ["--no_flag"],
+    "make demos": ["demos"],
+    "--no_such_flag": ["--no_such_flag"],
+}
 
 
-def test_a_dead_link_and_a_lost_file_are_found():
+def test_wrong_commands_flags_targets_links_and_lost_files_are_found():
+    assert {piece: wrong_in(piece) for piece in WRONG} == WRONG
+    assert wrong_in("cos598d report RUN -o report.html") == []
     text = "# One\n[a](#one) [b](#two) [c](docs/nowhere.md) <img src='x'> <img src=\"no.svg\">"
     assert dead_links(text, ROOT) == ["#two", "docs/nowhere.md", "no.svg"]
     assert lost_files("cos598d/nowhere.py") == ["cos598d/nowhere.py"]
     assert lost_files("train.py") == []
 
 
-LONG = "The " + "very " * 40 + "end."
+SAID = {
+    "The rank stands in the table.": "page:1: 'stands in'",
+    "One line.\n\nIt takes 2 s an iteration beside a bench.": "page:3: 'beside'",
+    f"The {'very ' * 40}end.": "page:1: 42 words in a sentence",
+}
+FINE = ["```\nbeside\n```", "| beside |", f"{'A short one. ' * 20}\n\nThe {'very ' * 40}end."]
 
 
-@pytest.mark.parametrize(
-    ("text", "named"),
-    [
-        ("The rank stands in the table.", "page:1: 'stands in'"),
-        ("One line.\n\nIt takes 2 s an iteration beside a bench.", "page:3: 'beside'"),
-        ("It takes 2 s an iteration.", "'s an iteration'"),
-        ("The report says it.", "'report says'"),
-        (LONG, "page:1: 42 words in a sentence"),
-    ],
-)
-def test_prose_that_breaks_a_rule_is_named_with_its_line(text, named):
-    assert any(named in fault for fault in prose.faults("page", text)), prose.faults("page", text)
-
-
-@pytest.mark.parametrize("text", ["```\nbeside\n```", "| beside |", "# Beside", "`beside` is code."])
-def test_code_tables_and_headings_are_not_prose(text):
-    assert prose.faults("page", text) == []
-
-
-def test_a_few_long_sentences_are_allowed():
-    assert prose.faults("page", "A short one. " * 20 + LONG) == []
-
-
-def test_a_fault_fails_the_linter(tmp_path, monkeypatch, capsys):
-    page = tmp_path / "page.md"
-    page.write_text("It is beside it.\n")
-    monkeypatch.setattr(sys, "argv", ["prose.py", str(page)])
-    assert prose.main() == 1
-    assert "page.md:1: 'beside'" in capsys.readouterr().out
-    page.write_text("It is next to it.\n")
-    assert prose.main() == 0
+@pytest.mark.parametrize("text", [*SAID, *FINE], ids=lambda text: text[:12])
+def test_the_linter_names_prose_that_breaks_a_rule_with_its_line(text):
+    found = prose.faults("page", text)
+    assert any(SAID[text] in fault for fault in found) if text in SAID else found == [], found

@@ -4,17 +4,16 @@ Imports `world.identity` and `world.meet`, whose answer to srun's variables a te
 """
 
 import pytest
-import torch
 
 from cos598d.errors import UsageError
-from cos598d.world.devices import launcher_facts, place_of
-from cos598d.world.identity import Identity, find_identity, first_host
+from cos598d.world.identity import Identity, find_identity
 from cos598d.world.meet import find_secret
 
 TORCHRUN = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500"}
 SRUN = {"SLURM_PROCID": "3", "SLURM_NTASKS": "4", "SLURM_NODELIST": "node[07-09,12]", "SLURM_JOB_ID": "16"}
 STEP = SRUN | {"SLURM_STEP_ID": "0"}
 MPI = {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_LOCAL_SIZE": "2"}
+FIRST_HOSTS = {"a": "a", "a,b": "a", "a[3-7]": "a3", "a[03,9]x,b": "a03x", "a-1[2]": "a-12"}
 NAMES = ("source", "rank", "world_size", "master_ip", "master_port")
 
 
@@ -24,6 +23,7 @@ NAMES = ("source", "rank", "world_size", "master_ip", "master_port")
         ((4, 2, "10.0.0.1", 7000), TORCHRUN, ("flags", 2, 4, "10.0.0.1", 7000)),
         ((2,), TORCHRUN, ("environment", 1, 2, "10.0.0.1", 29500)),
         ((None, None, None, 7001), STEP, ("srun", 3, 4, "node07", 7001)),
+        *(((), STEP | {"SLURM_NODELIST": nodes}, ("srun", 3, 4, host, 6585)) for nodes, host in FIRST_HOSTS.items()),
         ((), STEP | {"SLURM_NNODES": "1"}, ("srun", 3, 4, "127.0.0.1", 6585)),
         ((), SRUN, ("alone", 0, 1, "127.0.0.1", 6585)),  # a batch script
         ((), MPI, ("mpirun", 1, 2, "127.0.0.1", 6585)),
@@ -38,18 +38,14 @@ def test_flags_win_over_the_launcher_s_variables_and_neither_means_one_rank(word
     assert found.speaks == (found.rank == 0 or found.source == "flags")
 
 
-def test_a_world_size_without_a_rank_means_that_we_start_the_ranks():
+def test_torchrun_on_one_host_listens_on_loopback_and_a_world_size_alone_means_that_we_start_the_ranks():
     assert find_identity(4, environ={}) is None
-
-
-def test_torchrun_on_one_host_listens_on_loopback():
     found = find_identity(environ=TORCHRUN | {"TORCHELASTIC_USE_AGENT_STORE": "True"})
     assert found.store_is_served
     assert not find_identity(environ=TORCHRUN).store_is_served
     named = TORCHRUN | {"TORCHELASTIC_RUN_ID": "1", "LOCAL_WORLD_SIZE": "2"}
     assert find_identity(environ=named).listening_ip == "127.0.0.1"
     assert find_identity(environ=named | {"LOCAL_WORLD_SIZE": "1"}).listening_ip == "10.0.0.1"
-    assert find_identity(environ=TORCHRUN | {"LOCAL_WORLD_SIZE": "2"}).listening_ip == "10.0.0.1"
 
 
 @pytest.mark.parametrize(
@@ -69,43 +65,18 @@ def test_contradictory_ranks_and_sizes_are_errors(words, environ, sentence):
         find_identity(*words, environ=environ)
 
 
-@pytest.mark.parametrize(
-    ("nodes", "host"),
-    [("", ""), ("a", "a"), ("a,b", "a"), ("a[3-7]", "a3"), ("a[03,9]x,b", "a03x"), ("a-1[2]", "a-12")],
-)
-def test_the_first_host_of_a_slurm_list(nodes, host):
-    assert first_host(nodes) == host
-
-
-def test_facts_have_the_job_the_run_and_this_rank_s_place():
-    job = STEP | {"SLURM_JOB_NAME": "bert\x1b", "SLURM_JOB_NODELIST": "n[1-3]", "SLURM_RESTART_COUNT": "2"}
-    facts = launcher_facts(find_identity(environ=job | {"SLURM_NNODES": "1"}), job)
-    assert (facts["name"], facts["run"], facts["restarts"]) == ("srun", "16.0", 0)
-    assert facts["slurm"]["SLURM_JOB_NAME"] == "bert\\x1b"
-    assert facts["slurm"]["SLURM_RESTART_COUNT"] == "2"
-    place = place_of(torch.device("cpu"), {"SLURMD_NODENAME": "n\u202e3"})
-    assert place == {"node": "n\\u202e3", "device": "cpu", "gpu": None}
-    environ = TORCHRUN | {"TORCHELASTIC_RUN_ID": "night", "TORCHELASTIC_RESTART_COUNT": "3"}
-    facts = launcher_facts(find_identity(environ=environ), environ)
-    assert facts == {"name": "torchrun", "run": "night", "restarts": 3, "slurm": {}}
-
-
-def test_this_user_s_secret_is_made_once_and_nobody_else_can_read_it(tmp_path, monkeypatch):
+def test_this_user_s_secret_is_made_once_and_nobody_else_can_read_it(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("COS598D_CACHE", str(tmp_path / "cache"))
-    here, elsewhere = Identity(0, 2), Identity(1, 2, "192.0.2.1")
+    here, elsewhere = Identity(0, 2), Identity(0, 2, "192.0.2.1")
     (first, again) = find_secret(here), find_secret(here)
     assert first == again
     assert len(first) == 64
     (file,) = (tmp_path / "cache").iterdir()
     assert file.stat().st_mode & 0o777 == 0o600
     assert find_secret(elsewhere) == b""
+    assert capsys.readouterr().err.startswith("warning: this run has no secret: anybody who reaches 192.0.2.1:6585 ")
     file.chmod(0o644)
     with pytest.raises(UsageError, match="secret can be read by other users. Delete it"):
         find_secret(here)
     monkeypatch.setenv("COS598D_SECRET", "given")
     assert find_secret(here) == find_secret(elsewhere) == b"given"
-
-
-def test_a_run_of_several_hosts_without_a_secret_is_warned(capsys):
-    assert find_secret(Identity(0, 2, "192.0.2.1")) == b""
-    assert capsys.readouterr().err.startswith("warning: this run has no secret: anybody who reaches 192.0.2.1:6585 ")

@@ -33,7 +33,8 @@ def end_with(programs, words, began, seconds=SECONDS, code=1):
     assert time.monotonic() - began < seconds
 
 
-@pytest.mark.parametrize("rank", [0, 2])
+@pytest.mark.long(one_in=2)
+@pytest.mark.parametrize("rank", [2, 0])
 def test_a_killed_rank_of_one_command_is_named_by_all_others(start, rank):
     program = start("launcher", [script(TASK2B), *LONG, "--world_size", 3])
     program.wait_for("iteration 2:")
@@ -47,25 +48,21 @@ def test_a_killed_rank_of_one_command_is_named_by_all_others(start, rank):
     assert "[W" not in program.text, "torch's store has complained"
 
 
-@pytest.mark.parametrize("rank", [0, 1])
-def test_a_killed_rank_of_three_shells_is_named_by_both_others(start_ranks, rank):
-    ranks = start_ranks(TASK2B, 3, LONG)
-    ranks[0].wait_for("iteration 2:")
-    began = time.monotonic()
-    ranks[rank].stop()
-    end_with([one for one in ranks if one is not ranks[rank]], LOST.format(rank=rank), began)
+KILLED, STOPPED = LOST.format(rank="{rank}"), "rank {rank} did not take part (stopped, or stuck?)"
 
 
+@pytest.mark.long(one_in=2)
 @pytest.mark.parametrize("rank", [0, 1])
-def test_a_stopped_rank_is_named_within_the_timeout(start_ranks, rank):
-    ranks = start_ranks(TASK2B, 3, [*LONG, "--timeout", 10])
+@pytest.mark.parametrize(("number", "said"), [(signal.SIGKILL, KILLED), (signal.SIGSTOP, STOPPED)])
+def test_a_killed_or_stopped_rank_of_three_shells_is_named_by_both_others(start_ranks, number, said, rank):
+    timeout = 0 if number == signal.SIGKILL else 10
+    ranks = start_ranks(TASK2B, 3, [*LONG, "--timeout", timeout or 60])
     ranks[0].wait_for("iteration 2:")
     began = time.monotonic()
-    os.kill(ranks[rank].process.pid, signal.SIGSTOP)
-    others = [one for one in ranks if one is not ranks[rank]]
-    end_with(others, f"rank {rank} did not take part (stopped, or stuck?)", began, 10 + SECONDS)
-    os.kill(ranks[rank].process.pid, signal.SIGCONT)
-    assert ranks[rank].wait() != 0  # it hears what happened
+    os.kill(ranks[rank].process.pid, number)
+    end_with([one for one in ranks if one is not ranks[rank]], said.format(rank=rank), began, timeout + SECONDS)
+    ranks[rank].process.send_signal(signal.SIGCONT)
+    assert ranks[rank].wait() != 0  # if stopped, it hears what happened
 
 
 CROSSED = """
@@ -142,17 +139,7 @@ def test_a_rank_with_another_secret_is_refused_by_all(start):
 
 
 @pytest.mark.long
-def test_a_run_under_torchrun_meets_at_its_store_and_names_a_lost_rank(start):
-    words = ["-m", "torch.distributed.run", "--nproc_per_node", 2, "--master_port", free_port()]
-    program = start("torchrun", [*words, script(TASK2B), *LONG], is_fresh=True)
-    program.wait_for("iteration 2:")
-    os.kill(worker_of_rank(program.process.pid, 1), signal.SIGKILL)
-    assert program.wait() == 1
-    assert LOST.format(rank=1) in sentences(program.text)[0], program.text
-
-
-@pytest.mark.long
-def test_torchrun_restarts_a_run_from_its_checkpoint(start, tmp_path):
+def test_a_lost_rank_of_torchrun_is_named_and_the_run_restarts_from_its_checkpoint(start, tmp_path):
     words = ["-m", "torch.distributed.run", "--nproc_per_node", 2, "--max_restarts", 1, "--master_port", free_port()]
     steps = [*TINY_TRAINING, "--max_steps", 60, "--save_steps", 1, "--log_every", 1]
     words += [script(TASK2B), *steps, "--output_dir", "out", "--resume", "auto"]
@@ -160,6 +147,7 @@ def test_torchrun_restarts_a_run_from_its_checkpoint(start, tmp_path):
     program.wait_for("iteration 8:")
     os.kill(worker_of_rank(program.process.pid, 1), signal.SIGKILL)
     assert program.wait() == 0, program.text
+    assert LOST.format(rank=1) in sentences(program.text)[0], program.text
     assert "resumes after iteration" in program.text
     summary = json.loads((tmp_path / "out" / "summary.json").read_text())
     assert len(summary["losses"]) == 60, "each row is on the disk before the checkpoint after it is complete"

@@ -1,8 +1,7 @@
-"""Clock, counters, samples and TensorBoard. Imports them: a kernel's counts and a device's clock have to be known."""
+"""Clock, counters, samples and TensorBoard. Imports them: a kernel's counts have to be known to the byte."""
 
 import socket
 import time
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -69,13 +68,6 @@ def test_a_gauge_that_fails_ends_the_sampling_and_not_the_run(monkeypatch, tmp_p
     assert [row["iteration"] for row in rows] == [3, 3], "the first and the last"
 
 
-def test_host_rows_have_this_process_and_its_host(tmp_path):
-    alone(record_run, tmp_path, 3, pause=0.05)
-    rows = rows_of(tmp_path, HOST)
-    assert rows[-1]["iteration"] == 3
-    assert all(0 <= row["host_cpu_percent"] <= 100 and row["rss_bytes"] > 10_000_000 for row in rows)
-
-
 def test_a_clock_sums_phases_over_their_parts():
     clock = IterationClock(CPU)
     with clock.phase("checkpoint"):  # between two iterations: it counts for the next one
@@ -93,37 +85,6 @@ def test_a_clock_sums_phases_over_their_parts():
     assert clock.spans[0][1] + clock.spans[0][2] <= clock.spans[1][1]
 
 
-def test_a_gpu_is_timed_by_its_stream_and_waited_for_once(monkeypatch):
-    stream, waited = SimpleNamespace(seconds=0.0), []
-
-    class Event:
-        """An event of a stream whose work takes as long as the test says."""
-
-        def __init__(self, enable_timing):
-            assert enable_timing
-
-        def record(self, on):
-            self.at = on.seconds
-
-        def synchronize(self):
-            waited.append(self.at)
-
-        def elapsed_time(self, other):
-            return 1e3 * (other.at - self.at)
-
-    monkeypatch.setattr(torch.cuda, "Event", Event)
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: stream)
-    clock = IterationClock(torch.device("cuda", 0))
-    clock.start()
-    for name, takes in (("forward", 3.0), ("backward", 6.0), ("forward", 1.0)):
-        with clock.phase(name):
-            stream.seconds += takes  # the host does not wait
-    assert clock.stop() == pytest.approx(10.0)
-    assert waited == [10.0]
-    assert (clock.phases["forward"], clock.phases["backward"]) == (pytest.approx(4.0), pytest.approx(6.0))
-    assert clock.spans[1][1:] == (pytest.approx(3.0), pytest.approx(6.0))
-
-
 def test_tensorboard_shows_the_rows(tmp_path):
     pytest.importorskip("tensorboard")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -139,6 +100,7 @@ def test_tensorboard_shows_the_rows(tmp_path):
 
     rows = rows_of(tmp_path, ITERATIONS)
     assert shown("loss") == {row["iteration"]: pytest.approx(row["loss"]) for row in rows}
+    assert all(0 <= row["host_cpu_percent"] <= 100 and row["rss_bytes"] > 1e7 for row in rows_of(tmp_path, HOST))
     assert shown("seconds/forward")[8] == pytest.approx(rows[7]["seconds_forward"])
     assert shown("bytes/predicted_sent")[1] == rows[0]["predicted_bytes_sent"]
     assert shown("evaluation/acc") == {5: 0.75}
@@ -158,22 +120,15 @@ def test_an_emulated_network_is_recorded_and_nonsense_refused(monkeypatch):
 
 
 PEAKS = {
-    ("NVIDIA H100 80GB HBM3", "fp32", False): 67e12,
     ("NVIDIA H100 80GB HBM3", "fp32", True): 494.7e12,
     ("NVIDIA H100 PCIe", "bf16", False): 756e12,
     ("Tesla T4", "fp16", False): 65e12,
     ("Tesla T4", "bf16", False): None,  # it has no such units
-    ("NVIDIA A100-SXM4-40GB", "bf16", False): 312e12,
     ("NVIDIA A1000", "bf16", False): None,
 }
 
 
-@pytest.mark.parametrize("gpu", PEAKS)
-def test_a_gpus_peak_is_its_data_sheets(gpu):
-    assert gpu_peak(*gpu) == PEAKS[gpu]
-
-
-def test_the_share_of_the_peak_is_what_was_needed_per_second():
-    found = share_of_peak({"per_example": 2e9, "peak_per_second": 1e12}, 100.0)
-    assert found["share_of_peak"] == pytest.approx(0.2)
-    assert share_of_peak({"per_example": 2e9, "peak_per_second": None}, 100.0)["share_of_peak"] is None
+def test_a_gpus_peak_is_its_data_sheets_and_the_share_is_what_was_needed_per_second():
+    assert {gpu: gpu_peak(*gpu) for gpu in PEAKS} == PEAKS
+    for peak, share in ((1e12, pytest.approx(0.2)), (None, None)):
+        assert share_of_peak({"per_example": 2e9, "peak_per_second": peak}, 100.0)["share_of_peak"] == share

@@ -56,13 +56,6 @@ def test_names_that_need_no_network(name, form, millions):
     assert count_parameters(model) / 1e6 == pytest.approx(millions, abs=0.06)
 
 
-def test_vit_patches_suit_the_images():
-    patches = {size: find_model("vit-tiny", ImageForm(size, 3)).config.patch_size for size in (8, 28, 32, 64)}
-    assert patches == {8: 2, 28: 4, 32: 4, 64: 8}
-    with pytest.raises(UserError, match="multiple of 16"):
-        find_model("vit-base", ImageForm(40, 3))
-
-
 @pytest.mark.parametrize(
     ("arguments", "named", "match"),
     [
@@ -70,6 +63,7 @@ def test_vit_patches_suit_the_images():
         (("tiny", FORM), {}, "reads texts, and the task has images"),
         (("minilm",), {"model_type": "distilbert"}, "of type bert, not distilbert"),
         (("tiny",), {"model_type": "roberta"}, "cannot be a model of type roberta"),
+        (("vit-base", ImageForm(40, 3)), {}, "multiple of 16"),
         (("no such/name/here",), {}, "neither a folder nor a name"),
     ],
 )
@@ -80,17 +74,6 @@ def test_models_that_cannot_do_the_task(arguments, named, match):
     roberta.config.__class__ = pytorch_transformers.RobertaConfig
     with pytest.raises(UserError, match="no roberta model for question answering"):
         build_model(roberta, ANSWERS, 2, None, 0)
-
-
-def test_new_weights_come_from_the_seed_alone():
-    source = find_model("tiny")
-    torch.manual_seed(7)
-    before = torch.get_rng_state()
-    first, again, other = (build_model(source, CLASSIFIES, 3, None, seed).state_dict() for seed in (1, 1, 2))
-    assert torch.equal(torch.get_rng_state(), before)
-    assert all(torch.equal(first[name], again[name]) for name in first)
-    assert not torch.equal(first["classifier.weight"], other["classifier.weight"])
-    assert first["bert.embeddings.word_embeddings.weight"].std().item() == pytest.approx(0.02, rel=0.02)
 
 
 @pytest.mark.parametrize(
@@ -119,7 +102,7 @@ def test_saved_models_load_in_both_libraries(kind, head, library, tmp_path):
     assert tokenizer.convert_tokens_to_ids(tokenizer.tokenize(text)) == ids[1:-1]
 
 
-def test_a_saved_vit_loads_in_transformers(tmp_path):
+def test_a_saved_vit_loads_in_transformers_and_with_another_head(tmp_path):
     transformers = pytest.importorskip("transformers")
     source, pixels = find_model("vit-tiny", ImageForm(32, 3)), torch.rand(2, 3, 32, 32)
     model = build_model(source, IMAGES, 5, None, seed=1).eval()
@@ -127,14 +110,17 @@ def test_a_saved_vit_loads_in_transformers(tmp_path):
     theirs = transformers.ViTForImageClassification.from_pretrained(tmp_path).eval()
     with torch.no_grad():
         assert torch.allclose(model(pixels)[0], theirs(pixels).logits, atol=1e-6)
-    again = build_model(find_model(str(tmp_path), ImageForm(32, 3)), IMAGES, 5, None, seed=2)
-    assert all(torch.equal(again.state_dict()[name], tensor) for name, tensor in model.state_dict().items())
-    assert build_model(find_model(str(tmp_path), ImageForm(32, 3)), IMAGES, 7, None, 1).classifier.out_features == 7
+    again = build_model(find_model(str(tmp_path), ImageForm(32, 3)), IMAGES, 7, None, seed=2)
+    assert again.classifier.out_features == 7
+    assert all(
+        torch.equal(each, again.state_dict()[name]) for name, each in model.vit.state_dict(prefix="vit.").items()
+    )
 
 
 def test_all_forms_of_weights_load_alike(tmp_path):
     folder = saved(tmp_path / "zip")
     weights = weights_of(folder)
+    encoder = {name: tensor for name, tensor in weights.items() if not name.startswith("classifier")}
     old = {name.replace("LayerNorm.weight", "LayerNorm.gamma"): tensor for name, tensor in weights.items()}
     foreign = {"cls.predictions.bias": torch.ones(3), "bert.embeddings.position_ids": torch.arange(512)}
     forms = {
@@ -144,24 +130,24 @@ def test_all_forms_of_weights_load_alike(tmp_path):
             {name.removeprefix("bert."): tensor for name, tensor in weights.items()}, path / "pytorch_model.bin"
         ),
         "safetensors": lambda path: save_file(weights, path / "model.safetensors"),
+        "headless": lambda path: torch.save(encoder, path / "pytorch_model.bin"),
     }
     for name, write in forms.items():
         other = Path(shutil.copytree(folder, tmp_path / name, ignore=shutil.ignore_patterns("*.bin")))
         write(other)
-        found = loaded(other).state_dict()
-        assert all(torch.equal(found[key], tensor) for key, tensor in weights.items()), name
+        found = loaded(other, labels=4 if name == "headless" else 2).state_dict()
+        same = encoder if name == "headless" else weights
+        assert all(torch.equal(found[key], tensor) for key, tensor in same.items()), name
+    assert found["classifier.weight"].shape == (4, 64), "a new head, which starts random"
 
 
-def test_a_new_head_starts_random_and_the_encoder_does_not(tmp_path):
-    folder = saved(tmp_path / "model")
-    weights = {name: tensor for name, tensor in weights_of(folder).items() if not name.startswith("classifier")}
-    torch.save(weights, folder / "pytorch_model.bin")
-    found = loaded(folder, labels=4).state_dict()
-    assert found["classifier.weight"].shape == (4, 64)
-    assert all(torch.equal(found[name], tensor) for name, tensor in weights.items())
+class Runs:
+    def __reduce__(self):
+        return Path.touch, (Path("executed"),)
 
 
-def test_weights_that_do_not_fit_are_refused(tmp_path):
+def test_weights_and_configurations_that_cannot_be_are_refused_and_no_pickle_is_executed(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     folder = saved(tmp_path / "model")
     good, file = weights_of(folder), folder / "pytorch_model.bin"
     name = "bert.encoder.layer.1.output.dense.weight"
@@ -173,38 +159,23 @@ def test_weights_that_do_not_fit_are_refused(tmp_path):
     ):
         torch.save({key: value for key, value in (good | changed).items() if value is not None}, file)
         refused(match, folder)
-    file.write_bytes(file.read_bytes()[:1000])
-    refused("cannot be read as weights", folder)
     torch.save([1, 2], file)
     refused("other than named tensors", folder)
-
-
-def test_nothing_in_a_weights_file_is_executed(tmp_path):
-    folder = saved(tmp_path / "model")
-
-    class Runs:
-        def __reduce__(self):
-            return Path.touch, (tmp_path / "executed",)
-
-    (folder / "pytorch_model.bin").write_bytes(pickle.dumps({"bert.x": Runs()}))
-    refused("cannot be read as weights", folder)
+    for damaged in (file.read_bytes()[:1000], pickle.dumps({"bert.x": Runs()})):
+        file.write_bytes(damaged)
+        refused("cannot be read as weights", folder)
     assert not (tmp_path / "executed").exists()
-
-
-def test_configurations_that_cannot_be_are_refused(tmp_path):
-    folder = saved(tmp_path / "model")
-    good = json.loads((folder / "config.json").read_text())
+    config, file = json.loads((folder / "config.json").read_text()), folder / "config.json"
     for changed, match in (
         ({"model_type": "xlnet"}, "type 'xlnet'"),
         ({"hidden_size": "64"}, "hidden_size, where a whole number"),
         ({"num_attention_heads": 5}, "does not fit"),
-        ({"layer_norm_eps": "small"}, "layer_norm_eps"),
         ({"hidden_act": "silu"}, "activation"),
         ({"vocab_size": 7}, "vocabulary of .* has .* entries"),
     ):
-        (folder / "config.json").write_text(json.dumps(good | changed))
+        file.write_text(json.dumps(config | changed))
         refused(match, folder)
-    (folder / "config.json").write_text("{")
+    file.write_text("{")
     refused("cannot be read", folder)
 
 
@@ -220,8 +191,6 @@ def test_vocabularies_in_all_forms_give_the_same_ids(tmp_path):
     uncased = Path(shutil.copytree(folder, tmp_path / "my-uncased"))
     assert find_model(str(uncased)).encoder.encode(text, 30)[0].ids == expected
     (folder / "vocab.txt").write_text("a\nb\n")
-    refused("no tokenizer that can be read", folder)
-    (folder / "vocab.txt").unlink()
     refused("no tokenizer that can be read", folder)
 
 
@@ -241,17 +210,15 @@ def test_robertas_bytes_become_the_librarys_ids(tmp_path):
     assert source.longest_sequence == 38
 
 
-@pytest.mark.parametrize("is_silent", [True, False])
-def test_an_unreachable_hub_is_one_sentence_within_seconds(is_silent, tmp_path, monkeypatch):
+def test_an_unreachable_hub_is_one_sentence_within_seconds(tmp_path, monkeypatch):
     from huggingface_hub import constants
 
-    with socket.create_server(("127.0.0.1", 0), backlog=16) as server:
-        port = server.getsockname()[1]
-        if not is_silent:
-            server.close()
-        monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{port}")
+    with socket.create_server(("127.0.0.1", 0), backlog=16) as silent:
+        monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{silent.getsockname()[1]}")
         began = time.monotonic()
-        with pytest.raises(HubUnreachable, match="no model hub gave it") as caught:
-            find_model("someone/some-model", cache_dir=str(tmp_path))
-        assert "\n" not in str(caught.value)
+        for _ in range(2):
+            with pytest.raises(HubUnreachable, match="no model hub gave it") as caught:
+                find_model("someone/some-model", cache_dir=str(tmp_path))
+            assert "\n" not in str(caught.value)
+            silent.close()  # the second time nobody listens
         assert time.monotonic() - began < 60

@@ -65,6 +65,7 @@ def test_losses_and_gradients_are_the_librarys(kind, head):
         parameter.data.mul_(3)  # so that the layers are far from linear
     inputs = batch(kind, head)
     loss = ours(**inputs)[0]
+    assert torch.equal(loss, ours(**batch(kind, head, more_padding=7))[0])
     if head == CLASSIFIES:
         expected = theirs(**inputs)[0]
     else:  # the library's own loss counts padding's scores: its outputs, with those left out
@@ -79,12 +80,6 @@ def test_losses_and_gradients_are_the_librarys(kind, head):
     assert found.keys() == wanted.keys(), "every trainable parameter has a gradient, and the library's others have none"
     for name, gradient in found.items():
         assert (gradient - wanted[name]).abs().max() <= 1e-9, name
-
-
-@pytest.mark.parametrize(("kind", "head"), LIBRARY)
-def test_losses_do_not_depend_on_padding(kind, head):
-    model = build_model(source_of(kind), head, 2, 0.0, seed=1)
-    assert torch.equal(model(**batch(kind, head))[0], model(**batch(kind, head, more_padding=7))[0])
 
 
 def test_only_tokens_are_computed_and_in_a_classifiers_last_layer_only_the_first():
@@ -113,11 +108,3 @@ def test_a_copy_computes_with_its_own_weights():
     for parameter in other.parameters():
         parameter.data.mul_(3)
     assert model(**inputs)[0].item() == before != other(**inputs)[0].item()
-
-
-def test_half_precision_is_close_to_full_precision():
-    model, inputs = build_model(source_of("bert"), CLASSIFIES, 2, 0.0, seed=1), batch("bert", CLASSIFIES)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        loss = model(**inputs)[0]
-    loss.backward()
-    assert loss.item() == pytest.approx(model(**inputs)[0].item(), abs=2e-2)

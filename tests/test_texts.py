@@ -5,7 +5,7 @@ import json
 
 import numpy as np
 import pytest
-from data_files import FILES, write_task
+from data_files import FILES, task_at, write_task
 from pytorch_transformers import BertTokenizer
 
 from cos598d.data import TASK_NAMES, TaskFlags, get_task
@@ -29,20 +29,13 @@ def encoder():
     return TextEncoder(word_pieces([*SPECIALS, *WORDS], lower_case=True))
 
 
-def own(file, texts="text", label="label"):
-    task = get_task("text", TaskFlags(text_columns=texts, label_column=label))
-    task.find(str(file))
-    return task
-
-
 @pytest.mark.parametrize("name", FILES)
 def test_all_files_of_glue_become_ids_and_labels(name, encoder, tmp_path, monkeypatch):
     folder = write_task(tmp_path / get_task(name).table.folder, name)
     for place in (str(folder), str(tmp_path), None):
         if place is None:
             monkeypatch.setenv("GLUE_DIR", str(tmp_path))
-        task = get_task(name.upper())
-        task.find(place)
+        task = task_at(place, name.upper())
         for part in task.parts:
             examples = task.load(part, encoder, 16)
             assert len(examples) == sum("~ID" not in row and "index" not in row for row in FILES[name][part]) - (
@@ -69,21 +62,15 @@ TEXTS = [
 
 
 def test_ids_are_those_of_the_librarys_tokenizer(tmp_path):
-    (tmp_path / "vocab.txt").write_text("".join(f"{piece}\n" for piece in vocabulary()), encoding="utf-8")
+    (tmp_path / "vocab.txt").write_text("\n".join(vocabulary()), encoding="utf-8")
     theirs = BertTokenizer.from_pretrained(str(tmp_path), do_lower_case=True)
     ours = TextEncoder(word_pieces(vocabulary(), lower_case=True))
-    rows = [(a, b) for a, b, _ in sample_rows()][::40] + TEXTS
+    rows = [(a, b) for a, b, _ in task_at(None, "rte").rows("train")][::40] + TEXTS
     for (first, second), found in zip(rows, ours.encode(rows, 10_000), strict=True):
         sides = [theirs.convert_tokens_to_ids(theirs.tokenize(text)) for text in (first, second) if text]
         wanted = [theirs.vocab["[CLS]"], *(one for side in sides for one in (*side, theirs.vocab["[SEP]"]))]
         assert found.ids == wanted, first
         assert found.type_ids == [0] * (len(sides[0]) + 2) + [1] * (len(wanted) - len(sides[0]) - 2)
-
-
-def sample_rows():
-    task = get_task("rte")
-    assert task.find(None) == "the bundled sample"
-    return task.rows("train")
 
 
 def test_long_texts_are_cut_at_the_end_of_the_longer_one(encoder):
@@ -98,7 +85,7 @@ def test_long_texts_are_cut_at_the_end_of_the_longer_one(encoder):
 def test_batches_are_padded_and_limits_spread_evenly(encoder, tmp_path):
     file = tmp_path / "all.jsonl"
     file.write_text("".join(json.dumps({"text": "a " * (n + 1), "label": n % 2}) + "\n" for n in range(50)))
-    task = own(file)
+    task = task_at(file, "text")
     train, few = task.load("train", encoder, 30), task.load("train", encoder, 30, limit=4)
     batch = train.collate([0, 20])
     assert batch["input_ids"].shape == batch["attention_mask"].shape == (2, train.lengths[[0, 20]].max())
@@ -113,13 +100,10 @@ def test_batches_are_padded_and_limits_spread_evenly(encoder, tmp_path):
 def test_one_file_is_split_by_class_and_labels_are_in_order(encoder, tmp_path):
     file = tmp_path / "own.csv"
     file.write_text("text,label\n" + '"a, b",10\nb,9\n"line\nbreak",ten\n' * 10)
-    task = own(file)
+    task = task_at(file, "text")
     assert task.classes == ("9", "10", "ten")
     parts = {part: task.load(part, encoder, 16) for part in task.parts}
-    assert {part: np.bincount(one.labels).tolist() for part, one in parts.items()} == {
-        "train": [8, 8, 8],
-        "dev": [2, 2, 2],
-    }
+    assert [np.bincount(parts[part].labels).tolist() for part in ("train", "dev")] == [[8, 8, 8], [2, 2, 2]]
     assert sorted([*split(["x"] * 10, "train"), *split(["x"] * 10, "dev")]) == list(range(10))
 
 
@@ -133,87 +117,61 @@ def test_folders_of_your_own_texts(ending, encoder, tmp_path):
             mark = "," if ending == "csv" else "\t"
             lines = [mark.join(row) for row in [("premise", "hypothesis", "answer"), *rows]]
         (tmp_path / f"{name}.{ending}").write_text("\ufeff" * (ending == "csv") + "\n".join(lines) + "\n", "utf-8")
-    task = own(tmp_path, "premise, hypothesis", "answer")
+    task = task_at(tmp_path, "text", text_columns="premise, hypothesis", label_column="answer")
     assert task.classes == ("no", "yes")
     assert task.load("dev", encoder, 16).labels.tolist() == [1, 0]
     assert {ending: len(one) for ending, one in task.unlabelled(encoder, 16).items()} == {"": 2}
 
 
 HEAD = "index\tsentence1\tsentence2\tlabel\n"
-BAD = {
-    "no column": (HEAD + "0\ta\tb\n", "line 2: no column label"),
-    "another header": ("a\tb\n1\t2\n", "no column sentence1, only a, b"),
-    "label": (HEAD + "0\ta\tb\tentailment\n1\ta\tb\tmaybe\x1b\n", r"line 3: unknown label 'maybe\\x1b'"),
-    "not UTF-8": (HEAD.encode() + b"0\ta\xff\tb\tentailment\n", "line 2: byte 0xff is not UTF-8"),
-    "empty": ("", "has no rows"),
-}
+# A file, its content, and what is said of it.
+BAD = [
+    ("train.tsv", HEAD + "0\ta\tb\n", "line 2: no column label"),
+    ("train.tsv", "a\tb\n1\t2\n", "no column sentence1, only a, b"),
+    ("train.tsv", HEAD + "0\ta\tb\tentailment\n1\ta\tb\tmaybe\x1b\n", r"line 3: unknown label 'maybe\\x1b'"),
+    ("train.tsv", HEAD + "0\ta\udcff\tb\tentailment\n", "line 2: byte 0xff is not UTF-8"),
+    ("train.tsv", "", "has no rows"),
+    ("quote.csv", 'text,label\nb,c\n"open,1\n', r"line \d: unexpected end of data"),
+    ("more.csv", "text,label\na,b\nc,d,e\n", "line 3: 3 columns, not 2"),
+    ("json.jsonl", '{"text": "a", "label": 1}\n{"text"\n', "line 2"),
+    ("list.jsonl", '{"text": "a", "label": 1}\n[1]\n', "line 2"),
+    ("label.jsonl", '{"text": "a", "label": 1}\n{"text": "b"}\n', "line 2: no column label"),
+    ("classes.csv", "text,label\na,b\nc,b\n", "1 different labels"),
+    ("nothing.txt", "a", "has no train.tsv"),
+]
 
 
-@pytest.mark.parametrize("case", BAD)
-def test_faults_in_tables_name_file_and_line(case, encoder, tmp_path):
-    content, words = BAD[case]
-    (tmp_path / "train.tsv").write_bytes(content if isinstance(content, bytes) else content.encode())
-    task = get_task("rte")
-    task.find(str(tmp_path))
-    with pytest.raises(UserError, match=words) as caught:
-        task.load("train", encoder, 16)
-    assert str(tmp_path / "train.tsv") in str(caught.value)
+@pytest.mark.parametrize(("name", "content", "words"), BAD)
+def test_faults_in_tables_and_in_your_own_texts_name_file_and_line(name, content, words, encoder, tmp_path):
+    (tmp_path / name).write_text(content, "utf-8", "surrogateescape")
+    task, place = ("rte", tmp_path) if name == "train.tsv" else ("text", tmp_path / name)
+    with pytest.raises(UserError, match=words) as caught:  # one of your own is read to find its classes
+        task_at(place, task).load("train", encoder, 16)
+    assert str(tmp_path / name) in str(caught.value)
     assert str(caught.value).isprintable()
-
-
-OWN_BAD = {
-    "quote.csv": ('text,label\nb,c\n"open,1\n', r"line \d: unexpected end of data"),
-    "more.csv": ("text,label\na,b\nc,d,e\n", "line 3: 3 columns, not 2"),
-    "json.jsonl": ('{"text": "a", "label": 1}\n{"text"\n', "line 2"),
-    "list.jsonl": ('{"text": "a", "label": 1}\n[1]\n', "line 2"),
-    "label.jsonl": ('{"text": "a", "label": 1}\n{"text": "b"}\n', "line 2: no column label"),
-    "classes.csv": ("text,label\na,b\nc,b\n", "1 different labels"),
-    "nothing.txt": ("a", "has no train.tsv"),
-}
-
-
-@pytest.mark.parametrize("name", OWN_BAD)
-def test_faults_in_your_own_texts_name_file_and_line(name, tmp_path):
-    content, words = OWN_BAD[name]
-    (tmp_path / name).write_text(content)
-    with pytest.raises(UserError, match=words):
-        own(tmp_path / name)
 
 
 def test_scores_must_be_numbers_and_broken_lines_of_qqp_are_skipped(encoder, tmp_path):
     write_task(tmp_path, "sts-b")
     file = tmp_path / "train.tsv"
     file.write_text(file.read_text().replace("2.500", "nan"))
-    task = get_task("sts-b")
-    task.find(str(tmp_path))
     with pytest.raises(UserError, match="line 2: the score 'nan' is not a number"):
-        task.load("train", encoder, 16)
+        task_at(tmp_path, "sts-b").load("train", encoder, 16)
     write_task(tmp_path, "qqp")
     file.write_text(file.read_text() + "7\t8\t9\tbroken\n8\t1\t2\ta\tb\t1\n")
-    task = get_task("qqp")
-    task.find(str(tmp_path))
-    assert task.load("train", encoder, 16).labels.tolist() == [1, 0, 1]
+    assert task_at(tmp_path, "qqp").load("train", encoder, 16).labels.tolist() == [1, 0, 1]
 
 
 def test_mnlis_second_part_and_its_test_sets_have_their_own_names(encoder, tmp_path):
     write_task(tmp_path, "mnli")
     for part in ("test_matched", "test_mismatched"):
         (tmp_path / f"{part}.tsv").write_text("index\tsentence1\tsentence2\n0\tone\ttwo\n")
-    task = get_task("mnli")
-    task.find(str(tmp_path))
+    task = task_at(tmp_path, "mnli")
     examples = task.load("dev_mismatched", encoder, 16)
     outputs = np.eye(3)[[2, 1]]
     assert task.score("dev_mismatched", outputs, examples).metrics == {"acc_mismatched": 1.0}
     assert task.score("dev_matched", outputs[1:], task.load("dev_matched", encoder, 16)).metrics == {"acc": 1.0}
     assert set(task.unlabelled(encoder, 16)) == {"", "_mismatched"}
-
-
-def test_ag_news_has_its_topics(encoder, tmp_path):
-    for name in ("train", "test"):
-        (tmp_path / f"{name}.csv").write_text('"3","Oil","Prices, up"\n"1","Peace","Talks"\n')
-    task = get_task("ag_news")
-    task.find(str(tmp_path))
-    assert [task.classes[label] for label in task.load("dev", encoder, 16).labels] == ["Business", "World"]
 
 
 def test_data_that_are_not_there_are_one_sentence(tmp_path):

@@ -1,11 +1,10 @@
 """The course's `utils_glue`: a script written for it and pytorch-transformers runs on ours unchanged, twice."""
 
-import os
 import sys
 
 import numpy as np
 import pytest
-from data_files import FILES, MNLI_DEV, write_task
+from data_files import FILES, write_task
 from programs import ROOT, Program, free_port
 
 sys.path.insert(0, str(ROOT))  # where the course's scripts find it: next to them
@@ -40,7 +39,7 @@ def test_utils_glue_has_every_name_of_the_course():
     assert sorted(utils_glue.processors) == sorted(utils_glue.output_modes) == TASKS
     assert sorted(utils_glue.GLUE_TASKS_NUM_LABELS) == [name for name in TASKS if name != "mnli-mm"]
     assert utils_glue.GLUE_TASKS_NUM_LABELS["mnli"] == 3
-    assert {name for name, mode in utils_glue.output_modes.items() if mode == "regression"} == {"sts-b"}
+    assert [name for name, mode in utils_glue.output_modes.items() if mode == "regression"] == ["sts-b"]
     entailment = ["entailment", "not_entailment"]
     expected = dict.fromkeys(TASKS, ["0", "1"]) | {"rte": entailment, "qnli": entailment, "sts-b": [None]}
     expected |= dict.fromkeys(("mnli", "mnli-mm"), ["contradiction", "entailment", "neutral"])
@@ -70,10 +69,6 @@ def test_processors_read_the_files_that_training_reads(name, tmp_path):
     assert train[0].text_a in ("one", "one two")
     assert dev[0].guid.startswith("dev")
     assert dev[0].label in (*processor.get_labels(), "0.000")
-    if name == "mnli":
-        mismatched = utils_glue.processors["mnli-mm"]().get_dev_examples(str(tmp_path))
-        assert [one.label for one in mismatched] == ["neutral", "entailment"]
-        assert MNLI_DEV.split()[-1] == "gold_label"
 
 
 def test_labels_that_cannot_be_converted_are_named():
@@ -81,8 +76,6 @@ def test_labels_that_cannot_be_converted_are_named():
     for mode, words in (("classification", "Use one of"), ("regression", "Use a number")):
         with pytest.raises(UserError, match=f"dev-3 has the label 'x'. {words}"):
             utils_glue.convert_examples_to_features([example], ["0"], 8, Toy(), mode)
-    with pytest.raises(KeyError):
-        utils_glue.convert_examples_to_features([example], ["0"], 8, Toy(), "other")
 
 
 def test_metrics_have_the_courses_keys():
@@ -143,16 +136,15 @@ def test_a_students_script_runs_unchanged_twice_and_on_two_ranks(tmp_path):
 
     write_rte_sample(tmp_path)
     pieces = vocabulary()
-    (tmp_path / "vocab.txt").write_text("".join(f"{piece}\n" for piece in pieces), encoding="utf-8")
+    (tmp_path / "vocab.txt").write_text("\n".join(pieces), encoding="utf-8")
     (tmp_path / "run_glue.py").write_text(STUDENT)
-    environ = {"PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
+    environ = {"PYTHONPATH": str(ROOT)}
 
     def run(ranks, name):
         port = str(free_port())
         words = [["run_glue.py", str(tmp_path), str(rank), str(ranks), port, str(len(pieces))] for rank in range(ranks)]
         programs = [Program(tmp_path, f"{name}{rank}", each, environ) for rank, each in enumerate(words)]
-        for program in programs:
-            assert program.wait() == 0, program.text
+        assert [program.wait() for program in programs] == [0] * ranks, programs[-1].text
         return [program.text.splitlines() for program in programs]
 
     first, second = run(1, "first")[0], run(1, "second")[0]
