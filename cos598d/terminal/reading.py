@@ -10,8 +10,8 @@ MOST_BYTES = 64 << 20  # of a file that is read at once; ours have at most some 
 
 
 def read_json(path: str | os.PathLike) -> Any:
-    """The value in a JSON file. Raises OSError as `read_plain`, and ValueError if it is no JSON, is too deep, or has NaN
-    or a number like 1e999."""
+    """The value in a JSON file. Raises OSError as `read_plain`, and ValueError if it is no JSON, is too deep, or has
+    NaN or a number like 1e999."""
     try:
         return msgspec.json.decode(read_plain(path))
     except RecursionError:
