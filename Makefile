@@ -118,7 +118,7 @@ gpu: $(if $(filter $(VENV)/bin/python,$(RUN)),$(READY))
 # Blocks of emulated hosts need root; without it they stay as they were.
 book-records: $(READY)
 	@echo "== figures and numbers of the lessons"
-	@$(RUN) benchmarks/book.py docs/lessons $(if $(PAGE),--page $(PAGE)) $(if $(QUICK),--quick)
+	@$(RUN) benchmarks/book.py docs/lessons/$(or $(PAGE),*).md $(if $(QUICK),--quick)
 
 lint: $(READY)
 	@echo "== ruff"

@@ -20,8 +20,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from scipy.stats import t as student_t
-
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
@@ -31,6 +29,7 @@ from cos598d.data.sampler import global_batches
 from cos598d.models.build import build_model, find_model
 from cos598d.models.checkpoint import save_model
 from cos598d.records.conventions import PRECISIONS, WARM_UP
+from cos598d.records.summary import mean_interval
 from cos598d.terminal.children import end_all
 
 SYNCS = ("gather_scatter", "all_reduce", "ddp")
@@ -66,12 +65,8 @@ def main() -> int:
     for sync, pairs in found.items():
         student, ours = (statistics.fmean(values) for values in zip(*pairs))
         ratios = [a / b for a, b in pairs]
-        interval = ""
-        if len(ratios) > 1:
-            margin = student_t.ppf(0.975, len(ratios) - 1) * statistics.stdev(ratios) / len(ratios) ** 0.5
-            interval = f" ({statistics.fmean(ratios) - margin:.2f}-{statistics.fmean(ratios) + margin:.2f})"
-        by_repeat = ", ".join(f"{ratio:.2f}" for ratio in ratios)
-        mean = f"{statistics.fmean(ratios):.2f}{interval}"
+        interval = " ({:.2f}-{:.2f})".format(*mean_interval(ratios)) if len(ratios) > 1 else ""
+        by_repeat, mean = ", ".join(f"{ratio:.2f}" for ratio in ratios), f"{statistics.fmean(ratios):.2f}{interval}"
         print(f"{sync:15} {student:.3f}           {ours:.3f}        {by_repeat}    {mean}    {apart[sync]:.1e}")
     different = [sync for sync in syncs if not apart[sync] <= SAME]
     if different:

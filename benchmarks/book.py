@@ -1,6 +1,6 @@
 """Update the book's figures and numbers: run the command of each block of its pages, and fill the block.
 
-    python benchmarks/book.py docs/lessons [--page lesson5] [--quick]
+    python benchmarks/book.py docs/lessons/*.md [--quick]
 
 A block begins and ends with a comment on lines of its own:
 
@@ -42,7 +42,7 @@ sys.path.insert(0, str(ROOT))
 from cos598d.errors import UserError
 from cos598d.measure.environment import processor
 from cos598d.terminal.children import end_all
-from cos598d.terminal.files import write_together
+from cos598d.terminal.files import write_whole
 from cos598d.terminal.printable import printable
 from cos598d.terminal.program import ends_with_parent, own_environment
 from cos598d.tools.cluster.plan import DEFAULT_NAME
@@ -112,15 +112,6 @@ def blocks(text: str, page: str) -> list[tuple[re.Match[str], Block]]:
     return found
 
 
-def find_pages(folder: Path, name: str | None = None) -> list[Path]:
-    """The folder's pages, lesson2 before lesson10; with `name` only that one. Raises UserError if there is none."""
-    found = sorted(folder.glob("*.md"), key=lambda path: (len(path.stem), path.stem))
-    wanted = [path for path in found if name in (None, path.stem, path.name)]
-    if not wanted:
-        raise UserError(f"{folder} has no page {name or '*.md'}. Give the folder of the book's pages.")
-    return wanted
-
-
 def fill(page: Path, is_quick: bool) -> list[str]:
     """Fill a page's blocks, and write it with its pictures. Return a line for each failure."""
     text = page.read_text(encoding="utf-8")
@@ -146,8 +137,8 @@ def fill(page: Path, is_quick: bool) -> list[str]:
     after = "".join([*filled, text[last:]])
     if page.read_text(encoding="utf-8") != text:
         return [*failed, f"{page.name}: it was changed while its commands ran. Fill it again."]
-    if after != text or written:
-        write_together({**written, page: after})
+    for path, content in {**written, page: after}.items() if after != text or written else ():
+        write_whole(path, content)
     return failed
 
 
@@ -234,14 +225,12 @@ def main(words: Sequence[str] | None = None) -> int:
     Raises UserError, before any command is run, for a page with a wrong block.
     """
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder", type=Path, help="the folder of the pages")
-    parser.add_argument("--page", help="only this page, like lesson5")
+    parser.add_argument("pages", nargs="+", type=Path, metavar="PAGE", help="the pages")
     parser.add_argument("--quick", action="store_true", help="no benches, and nothing on emulated hosts")
     options = parser.parse_args(words)
-    pages = find_pages(options.folder, options.page)
-    for page in pages:
+    for page in options.pages:
         blocks(page.read_text(encoding="utf-8"), page.name)
-    failed = [line for page in pages for line in fill(page, options.quick)]
+    failed = [line for page in options.pages for line in fill(page, options.quick)]
     print("\n".join(failed and ["not filled, left as they were:", *failed]), end="\n" if failed else "")
     return 1 if failed else 0
 

@@ -15,7 +15,7 @@ sys.path.insert(0, str(ROOT / "benchmarks"))
 import book
 
 FOLDER = ROOT / "docs" / "lessons"
-PAGES = book.find_pages(FOLDER)
+PAGES = sorted(FOLDER.glob("*.md"))
 WRONG = sorted((FOLDER / "wrong").glob("*.py.txt"))
 
 

@@ -29,7 +29,7 @@ def page(tmp_path):
         path = tmp_path / "lessons" / "lesson3.md"
         path.parent.mkdir(exist_ok=True)
         path.write_text(text)
-        return path, book.main([str(path.parent), *words])
+        return path, book.main([str(path), *words])
 
     return _page
 
@@ -147,17 +147,6 @@ def test_a_page_that_is_edited_meanwhile_keeps_the_edit(page, monkeypatch, tmp_p
     assert code == 1
     assert "it was changed while its commands ran" in capsys.readouterr().out
     assert path.read_text() == "other words\n"
-
-
-def test_one_page_can_be_made_and_pages_are_sorted_by_number(page, made, tmp_path):
-    page("")
-    for name in ("lesson10", "lesson2"):
-        (tmp_path / "lessons" / f"{name}.md").write_text(f"{HINT}{END}")
-    assert [path.stem for path in book.find_pages(tmp_path / "lessons")] == ["lesson2", "lesson3", "lesson10"]
-    assert book.main([str(tmp_path / "lessons"), "--page", "lesson10"]) == 0
-    assert len(made) == 1
-    with pytest.raises(UserError, match="has no page lesson4"):
-        book.main([str(tmp_path / "lessons"), "--page", "lesson4"])
 
 
 def test_shown_output_has_no_bars_or_absolute_paths_and_fits_on_a_page(tmp_path):

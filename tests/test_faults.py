@@ -5,7 +5,7 @@ import socket
 
 import pytest
 from programs import ROOT, TINY, TINY_TRAINING, free_port, script
-from recorded import rows_of
+from report_records import read as rows_of
 
 LONG = (*TINY_TRAINING, "--max_steps", "100000")
 TASK2B = "task2b/run_glue.py"

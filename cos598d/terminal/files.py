@@ -6,7 +6,7 @@ import json
 import os
 import secrets
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
@@ -61,12 +61,6 @@ def write_whole(path: str | os.PathLike, content: str | bytes) -> None:
     """Write `content` to `path`, completely or not at all."""
     with whole_file(path, "w" if isinstance(content, str) else "wb") as file:
         file.write(content)
-
-
-def write_together(contents: Mapping[Path, str]) -> None:
-    """Write files in this order, each completely or not at all: the last one refers to the others."""
-    for path, content in contents.items():
-        write_whole(path, content)
 
 
 def write_json(path: str | os.PathLike, value: Any) -> None:

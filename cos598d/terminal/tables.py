@@ -3,7 +3,7 @@
 import html
 import re
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from cos598d.terminal.printable import printable
 
@@ -42,15 +42,3 @@ def markdown_text(text: str) -> str:
     text = printable(" ".join(html.escape(text, quote=False).split()))
     # An underscore inside a word is no mark, and all_reduce is easier to read without a backslash.
     return re.sub(r"[\\`*\[\]|~$]|(?<!\w)_|_(?!\w)", r"\\\g<0>", text)
-
-
-def with_columns(rows: Sequence[Mapping[str, str]], columns: Sequence[str]) -> list[list[str]]:
-    """A table with these columns, from rows that map column names to cells."""
-    return [list(columns), *([row[column] for column in columns] for row in rows)]
-
-
-def picked(rows: Rows, columns: Sequence[str]) -> list[list[str]]:
-    """Of a table the columns with these headers, in this order, and without those that it lacks; of several columns
-    with one header, the first."""
-    places = [list(rows[0]).index(name) for name in columns if name in rows[0]]
-    return [[row[place] for place in places] for row in rows]

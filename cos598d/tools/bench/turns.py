@@ -14,7 +14,6 @@ from cos598d.optimizers import make_optimizer
 from cos598d.parallel import Parallel, make_sync, parallelize
 from cos598d.phases import Phases
 from cos598d.records.conventions import AGREEMENT, WARM_UP
-from cos598d.sync import ENGINES
 from cos598d.tools.bench.candidates import Candidate
 from cos598d.tools.bench.workload import Workload
 
@@ -35,7 +34,7 @@ class Turn:
     def __init__(self, candidate: Candidate, workload: Workload, ranks: Ranks, steps: bool):
         self._ranks = ranks
         self._clock, self._ledger, self.totals = IterationClock(ranks.device), Ledger(), Totals()
-        replica = workload.replica(shares=candidate.name not in ENGINES)
+        replica = workload.replica(shares=not candidate.steps_itself)
         self._model = self._wrapped(replica, candidate, steps)
         self._module = workload.computing(self._model)
         self._phase = self._model.phase = Phases(self._clock)  # type: ignore[method-assign]

@@ -69,7 +69,7 @@ class Workload:
         """A model with its own gradients and hooks, whose weights share memory with all other replicas'.
 
         So several candidates can stay attached without a copy of the weights for each. One that `shares` no memory is
-        for another library's engine, which may free what it has copied.
+        for syncs that shard, which move or free their weights.
         """
         if not shares:
             return copy.deepcopy(self.model)
