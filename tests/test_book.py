@@ -10,7 +10,7 @@ from pathlib import Path
 import make_book
 import pytest
 from book_site.notebooks import TRY
-from book_site.pages import assemble, prepared
+from book_site.pages import assemble
 
 from cos598d.errors import UserError
 from cos598d.tools.course import NUMBERS
@@ -62,16 +62,6 @@ def test_every_document_is_in_the_navigation_and_in_the_search_and_nothing_is_fe
         loads = re.findall(r"<(?:link|script|img)\b[^>]*\b(?:src|href)=\"((?:https?:)?//[^\"]*)", page(site, name))
         assert loads == []
     assert page(site, "search/search_index.js").startswith("var __index = {")  # what a page that is a file reads
-
-
-@rendered
-def test_questions_fold_without_a_script(site):
-    asked = [path for path in DOCUMENTS if "<summary>" in path.read_text()]
-    assert asked
-    for path in asked:
-        text = page(site, path.relative_to(ROOT).with_suffix(".html"))
-        assert text.count("<summary>") == path.read_text().count("<summary>")
-        assert "markdown=" not in text
 
 
 @rendered
@@ -127,11 +117,6 @@ def test_links_lead_to_copies_of_files_and_a_lost_file_is_named(tmp_path, reposi
 def test_the_site_has_every_document_once():
     listed = re.findall(r"^ +- (?:\w+: )?(\S+\.md)$", SETTINGS.read_text(), re.MULTILINE)
     assert sorted(listed) == sorted(path.relative_to(ROOT).as_posix() for path in DOCUMENTS)
-
-
-def test_code_is_unchanged():
-    text = "a `[x](y)` [z](w)\n- one\n\n```\n[x](y)\n- two\n```\n"
-    assert prepared(text, lambda _: "there") == text.replace("(w)\n", "(there)\n\n")
 
 
 def test_a_wheel_that_cannot_be_built_is_one_sentence(tmp_path, repository):

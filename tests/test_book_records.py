@@ -121,14 +121,6 @@ def test_a_wrong_block_is_a_sentence_and_nothing_is_run(name, page, made, tmp_pa
     assert made == []
 
 
-def test_words_are_read_as_a_shell_reads_them():
-    text = f'<!-- book: output cluster="--hosts 2 --rate \'1 gbit\'" bench --model "two words" -->\n{END}'
-    ((_, block),) = book.blocks(text, "lesson3.md")
-    assert block.words == ("bench", "--model", "two words")
-    hosts = ["cos598d", "cluster", "run", "--hosts", "2", "--rate", "1 gbit", "--"]
-    assert block.typed("docs/lessons") == [*hosts, "cos598d", *block.words]
-
-
 def test_an_example_in_fenced_code_is_no_block(page, made):
     text = f"````text\n```\n{HINT}````\n{HINT}\n{END}~~~\n{END}~~~\n"
     path, code = page(text)
@@ -160,15 +152,6 @@ def test_one_page_can_be_made_and_pages_are_sorted_by_number(page, made, tmp_pat
         book.main([str(tmp_path / "lessons"), "--page", "lesson4"])
 
 
-def test_shown_output_has_no_bars_or_absolute_paths_and_fits_on_a_page(tmp_path):
-    said = f"\nred \n 10%|#\r 20%|##\rdone\na {tmp_path}/run/x.json (/usr/lib/y.py) 2/3 https://a.b/c/d\n\x07\n"
-    assert book.cleaned(said, [tmp_path]) == "red\ndone\na run/x.json (y.py) 2/3 https://a.b/c/d\n\\x07"
-    assert book.fenced("a\n```b```") == "````text\na\n```b```\n````"
-    for said, count in (("", 0), ("a line\n" * 300, 300)):
-        with pytest.raises(UserError, match=f"prints {count} lines"):
-            book.fenced(said)
-
-
 def test_a_command_sees_no_data_and_is_killed_if_it_does_not_end(tmp_path, monkeypatch):
     monkeypatch.setenv("GLUE_DIR", "/somewhere")
     words = [sys.executable, "-c", "import os; print(os.environ.get('GLUE_DIR'))"]
@@ -180,15 +163,3 @@ def test_a_command_sees_no_data_and_is_killed_if_it_does_not_end(tmp_path, monke
     with pytest.raises(UserError, match="it did not end within 1 s"):
         book.run([sys.executable, "-c", "import time; time.sleep(600)"], tmp_path, tmp_path / "said.txt")
     assert started[0].returncode is not None
-
-
-def test_only_the_files_that_a_command_names_are_copied(tmp_path, monkeypatch):
-    root, here = tmp_path / "root", tmp_path / "here"
-    for name in ("a/b.py", "c/d/e.txt", "g/h.txt"):
-        (root / name).parent.mkdir(parents=True, exist_ok=True)
-        (root / name).write_text(name)
-    here.mkdir()
-    monkeypatch.setattr(book, "ROOT", root)
-    book.copy_named(["--sync", "a/b.py:Mine,ring", "c/d", "g", "none"], here)
-    copied = sorted(str(path.relative_to(here)) for path in here.rglob("*") if path.is_file())
-    assert copied == ["a/b.py", "c/d/e.txt"]

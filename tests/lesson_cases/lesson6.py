@@ -39,10 +39,6 @@ WRONG = all_wrong(6, {
     "all begun by the last hook": ([("self.order[len(self.calls)][1] in self.ready:", "len(self.ready) == len(self.order):")], "begins call 1 of 13 when 13 of 13 gradients are there"),
     "from the first layer on": ([("comm, parameters[::-1]", "comm, parameters")], "from the last layer to the first"),
     "waits in the hook": ([(BEGIN, f"            call = {CALL}; call.wait(); self.calls.append(call)\n")], "waits for all_reduce of last.bias while backward runs"),
-    "blocks in the hook": (
-        [(BEGIN, "            self.comm.all_reduce(following.grad, name); self.calls.append(None)\n"), (WAIT, "            pass\n")],
-        "waits for all_reduce of last.bias while backward runs",
-    ),
     "never waits": ([(WAIT, "            pass\n")], "is never waited for"),
     "takes the weight for its gradient": ([("all_reduce(following.grad,", "all_reduce(following.data,")], "was changed: only its gradient may change"),
     "divides in the hook": (

@@ -19,7 +19,7 @@ ALL_REDUCE, BROADCAST, REDUCE, ALL_GATHER, REDUCE_SCATTER = (
     "reduce_scatter",
 )
 GATHER, SCATTER, ALL_TO_ALL, BARRIER, SEND, RECEIVE = "gather", "scatter", "all_to_all", "barrier", "send", "recv"
-FORMAT = "cos598d audit 5"
+FORMAT = "cos598d audit 6"
 BOOKS, BOOK, VERDICT = "books", "rank{rank}.json", "audit.json"
 RUNNING, ENDED = "running", "ended"
 MOST_BYTES = 256 << 20
@@ -96,12 +96,8 @@ class Call(TypedDict):
     elements: Count
     ranks: Count
     calls: Count
-    payload_bytes: Count
-    bytes_sent: Count
-    bytes_received: Count
     where: Where
     in_backward: bool
-    seconds: Seconds
     first_iteration: Count
 
 
@@ -188,7 +184,7 @@ class Sum(TypedDict):
 
 
 class _Book(TypedDict):
-    format: Literal["cos598d audit 5"]
+    format: Literal["cos598d audit 6"]
     run: str
     host: str
     script: str
@@ -207,8 +203,6 @@ class _Book(TypedDict):
     examined: Size
     seconds: Seconds
     own_seconds: Seconds
-    own_after: Seconds
-    seconds_after: Seconds  # the examined steps
     iterations_seen: Count
     model: dict[str, str | int | float]
     start: State
@@ -227,7 +221,7 @@ class _Book(TypedDict):
     backwards: Count
     batches: Count
     saved: list[Saved]
-    settings: list[Optimizer]  # at the last step
+    settings: list[Optimizer]  # at the first step of each
 
 
 _DECODER = msgspec.json.Decoder(_Book)
