@@ -129,18 +129,6 @@ def test_an_example_in_fenced_code_is_no_block(page, made):
     assert path.read_text() == f"````text\n```\n{HINT}````\n{HINT}\nfilled\n\n{END}~~~\n{END}~~~\n"
 
 
-def test_a_page_that_is_edited_meanwhile_keeps_the_edit(page, monkeypatch, tmp_path, capsys):
-    def _make(block, folder):
-        (tmp_path / "lessons" / "lesson3.md").write_text("other words\n")
-        return "filled", ""
-
-    monkeypatch.setattr(book, "make", _make)
-    path, code = page(f"{HINT}{END}")
-    assert code == 1
-    assert "it was changed while its commands ran" in capsys.readouterr().out
-    assert path.read_text() == "other words\n"
-
-
 def test_one_page_can_be_made_and_pages_are_sorted_by_number(page, made, tmp_path):
     page("")
     for name in ("lesson10", "lesson2"):

@@ -74,31 +74,4 @@ class Averager:
             q.grad = buffer
         self.waiting, self.there, self.calls = list(self.order), [], []
 """,
-    "in the order of registration": """class Averager:
-    def __init__(self, comm, parameters):
-        self.comm, self.parameters = comm, parameters
-        self.place = {p: i for i, (_, p) in enumerate(parameters)}
-        # The last layers in pairs, so that a pair is a unit.
-        self.units = [parameters[i : i + 2] for i in range(0, len(parameters), 2)][::-1]
-        self.reset()
-        self.handles = [p.register_post_accumulate_grad_hook(self.mark) for _, p in parameters]
-
-    def reset(self):
-        self.done = [False] * len(self.parameters)
-        self.started = 0
-        self.calls = []
-
-    def mark(self, p):
-        self.done[self.place[p]] = True
-        while self.started < len(self.units) and all(self.done[self.place[q]] for _, q in self.units[self.started]):
-            for name, q in self.units[self.started]:
-                self.calls.append(self.comm.all_reduce(q.grad, name, async_op=True))
-            self.started += 1
-
-    def finish(self):
-        [call.wait() for call in self.calls]
-        for _, p in self.parameters:
-            p.grad.mul_(1 / self.comm.world_size)
-        self.reset()
-""",
 }

@@ -11,13 +11,7 @@ from cos598d.errors import UserError, one_line
 
 GRADIENT, WEIGHT, BUFFER, SCALAR, OTHER, NOTHING = "gradient", "weight", "buffer", "scalar", "other", "nothing"
 MOST_ENTRIES, MOST_ITERATIONS = 4000, 20_000
-ALL_REDUCE, BROADCAST, REDUCE, ALL_GATHER, REDUCE_SCATTER = (
-    "all_reduce",
-    "broadcast",
-    "reduce",
-    "all_gather",
-    "reduce_scatter",
-)
+BROADCAST, REDUCE, ALL_GATHER = "broadcast", "reduce", "all_gather"
 GATHER, SCATTER, ALL_TO_ALL, BARRIER, SEND, RECEIVE = "gather", "scatter", "all_to_all", "barrier", "send", "recv"
 FORMAT = "cos598d audit 6"
 BOOKS, BOOK, VERDICT = "books", "rank{rank}.json", "audit.json"

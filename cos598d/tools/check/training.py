@@ -166,8 +166,8 @@ def drive_training(comm: LessonComm, module: Any, name: str, seed: int) -> dict[
                 wrapped.sync.load_own_state(state)
             if not all(each.training for each in model.modules()):
                 faults.append(f"the model is in evaluation after {moment.before or 'the step before'}")
-            with wrapped.no_sync():
-                for part in range(moment.parts - 1):
+            for part in range(moment.parts - 1):
+                with wrapped.no_sync():
                     wrapped(*inputs(seed, comm.rank, comm.world_size, step, part)).backward()
             loss = wrapped(*inputs(seed, comm.rank, comm.world_size, step, moment.parts - 1))
             before = torch.get_rng_state()
