@@ -74,6 +74,5 @@ setup(
     },
     entry_points={
         "console_scripts": ["cos598d=cos598d.__main__:main"],
-        "pytest11": ["cos598d_audit=cos598d.tools.audit.fixture"],
     },
 )

@@ -54,19 +54,12 @@ HERE = "    optimizer.step()  # here\n"
 BACKWARD = "    loss.backward()"
 ROOT = "fully_shard(model, mesh=mesh)\n"
 UNIT = "fully_shard(model[2], mesh=mesh)\n"
-CLIP_BY_HAND = """    norm = sum(p.grad.to_local().norm() ** 2 for p in model.parameters())
-    for p in model.parameters():
-        p.grad.mul_(min(1.0, 0.1 / float(norm) ** 0.5))
-"""
-NORM_OF_ALL = "    for p in model.parameters():\n"
 MESH = 'mesh = init_device_mesh("cpu", (ranks,))\n'
 MICRO = """    for place, part in enumerate(batch.split(4)):
         loss = nn.functional.cross_entropy(model(data[part]), labels[part]) / 2
         loss.backward()
 """
-FLAT_AVERAGE = "    part.grad /= ranks\n"
 OWNER_AVERAGE = "        p.grad /= ranks\n"
-FSDP1_CLIP = "    model.clip_grad_norm_(0.1)\n"
 
 # name of the case -> style, changes, the finding, and further words of the script
 FAULTS = {
@@ -129,7 +122,6 @@ FAULTS = {
     "skeleton_evaluates_everywhere": ("skeleton", [(EVALUATE, "    if True:\n        model.eval()")], "evaluation_repeated", ""),
     # Weights, or the optimizer's states, in shards: FSDP and ZeRO.
     "fsdp2_sum": ("fsdp2", [(ROOT, ROOT + "for unit in (model[2], model):\n    unit.set_gradient_divide_factor(1.0)\n    unit.set_force_sum_reduction_for_comms(True)\n"), (BACKWARD, "    loss.backward()")], "doubtful", ""),
-    "fsdp2_each_its_own_mesh": ("fsdp2", [(MESH, 'mesh = init_device_mesh("cpu", (ranks, 1), mesh_dim_names=("replicas", "parts"))["parts"]\n'), (CLIP, ""), (STEP, HERE)], "doubtful", ""),
     "fsdp2_same_batches": ("fsdp2", [("[rank::ranks]", "[:8]"), (BACKWARD, "    loss.backward()  # here")], "same_batches", ""),
     "fsdp2_learning_rate": ("fsdp2", [("lr=0.01", "lr=0.01 * (1 + rank)"), (STEP, HERE)], "optimizers_differ", ""),
     "owners_sum": ("owners", [(OWNER_AVERAGE, "")], "summed", ""),
@@ -192,19 +184,13 @@ RIGHT = {
     "ddp_evaluates_between": ("ddp", [(DDP_STEPS, DDP_STEPS + "        with torch.no_grad():\n            for inputs, targets in held_out:\n                model.module(inputs)\n"), ("optimizer = torch", "held_out = DataLoader(dataset, batch_size=8, sampler=DistributedSampler(dataset))\noptimizer = torch")], ""),
     "resumed_on_all_ranks": ("by_hand", [("for step in", "optimizer.state = {p: {'momentum_buffer': torch.ones_like(p)} for p in model.parameters()}\nfor step in")], ""),
     "fsdp2": ("fsdp2", [], ""),
-    "fsdp2_kept_gathered": ("fsdp2", [(UNIT, "fully_shard(model[2], mesh=mesh, reshard_after_forward=False)\n")], ""),
     "fsdp2_accumulation_at_home": ("fsdp2", [(LOSS, MICRO.replace("        loss =", "        model.set_requires_gradient_sync(place == 1)\n        loss ="))], ""),
     "fsdp2_bf16": ("fsdp2", [(UNIT, UNIT.replace("mesh=mesh", "mesh=mesh, mp_policy=policy")), (ROOT, ROOT.replace("mesh=mesh", "mesh=mesh, mp_policy=policy")), (MESH, MESH + "policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)\n"), ("import fully_shard", "import MixedPrecisionPolicy, fully_shard")], ""),
-    "fsdp2_checkpointed": ("fsdp2", [(UNIT, "from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper\n\nmodel[2] = checkpoint_wrapper(model[2])\n" + UNIT)], ""),
-    "fsdp2_replicated": ("fsdp2", [(MESH, 'mesh = init_device_mesh("cpu", (ranks, 1), mesh_dim_names=("replicas", "parts"))\n')], ""),
     "fsdp1": ("fsdp1", [], ""),
-    "fsdp1_views": ("fsdp1", [('model, device_id=torch.device("cpu"))', 'model, device_id=torch.device("cpu"), use_orig_params=True)'), ('model[2], device_id=torch.device("cpu"))', 'model[2], device_id=torch.device("cpu"), use_orig_params=True)')], ""),
     "fsdp1_accumulation": ("fsdp1", [(LOSS, MICRO)], ""),
     "tensor_parallel": ("fsdp2", [(UNIT + ROOT, 'parallelize_module(model, mesh, {"0": ColwiseParallel(), "2": RowwiseParallel()})\n'), ("[rank::ranks]", ""), (CLIP, ""), ("from torch.distributed.fsdp import fully_shard", "from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module")], ""),
     "owners": ("owners", [], ""),
     "owners_by_rates": ("owners", [("optimizer = torch.optim.Adam([p for p in owners if owners[p] == rank], lr=0.01)\n", "optimizer = torch.optim.SGD([p for p in owners if owners[p] == rank], lr=0.01 * (1 + rank))\n")], ""),
     "owners_by_groups": ("owners", [("optimizer = torch.optim.Adam([p for p in owners if owners[p] == rank], lr=0.01)\n", "mine = [p for p in owners if owners[p] == rank]\ngroups = [([p for p in mine if p.dim() > 1], 0.1), ([p for p in mine if p.dim() == 1], 0.0)]\noptimizer = torch.optim.AdamW([{'params': some, 'weight_decay': decay} for some, decay in groups if some], lr=0.01)\n")], ""),
-    "flat_parts": ("flat_parts", [], ""),
-    "flat_parts_divided_before": ("flat_parts", [(FLAT_AVERAGE, ""), ("dist.reduce_scatter_tensor(part.grad, gradients)", "dist.reduce_scatter_tensor(part.grad, gradients / ranks)")], ""),
     "sparse": ("by_hand", [("torch.randn(120, 8)", "torch.randint(0, 20, (120, 4))"), ("model = " + MODEL, EMBED.format(sparse=", sparse=True")), (CLIP, ""), ("lr=0.1, momentum=0.9", "lr=0.1")], ""),
 }  # fmt: skip

@@ -83,17 +83,6 @@ opt = torch.optim.AdamW(ddp.parameters(), lr=0.01, weight_decay=0.1 if rank == 0
 <five batches>
 <backward of ddp>
     opt.step()
-=== w_scaler_clip_before clipped_before_average 2
-opt = torch.optim.SGD(model.parameters(), lr=0.1)
-scaler = torch.amp.GradScaler("cpu", init_scale=256.0)
-<five batches>
-    opt.zero_grad()
-    scaler.scale(F.cross_entropy(model(x), y)).backward()
-    scaler.unscale_(opt)
-    nn.utils.clip_grad_norm_(model.parameters(), 0.2)
-<averages in place>
-    scaler.step(opt)
-    scaler.update()
 === w_two_opts_between forgotten_tensors 2
 body = torch.optim.AdamW(model[:3].parameters(), lr=0.01)
 head = torch.optim.SGD(model[4].parameters(), lr=0.1)
@@ -114,20 +103,6 @@ opt = torch.optim.Adam(model.parameters(), lr=0.01)
 <five batches>
 <backward>
     opt.step()
-=== w_step_own_epochs optimizers_differ 2
-model = DDP(nn.Linear(8, 3))
-opt = torch.optim.SGD(model.parameters(), lr=0.1)
-plan = torch.optim.lr_scheduler.MultiStepLR(opt, [1], gamma=0.1)
-g = torch.Generator().manual_seed(9)
-X, Y = torch.randn(200, 8, generator=g), torch.randint(0, 3, (200,), generator=g)
-X, Y = X[rank::world], Y[rank::world]
-epoch_length = 5 if rank == 0 else 7
-for i in range(10):
-    x, y = X[8 * i:8 * i + 8], Y[8 * i:8 * i + 8]
-<backward>
-    opt.step()
-    if (i + 1) % epoch_length == 0:
-        plan.step()
 === w_uneven_micro lost_micro_batches 2
 ddp = DDP(model)
 opt = torch.optim.AdamW(model.parameters(), lr=0.01)
@@ -143,14 +118,6 @@ for i in range(4):
         (F.cross_entropy(ddp(X[part]), Y[part]) / 3).backward()
     nn.utils.clip_grad_norm_(ddp.parameters(), 1.0)
     opt.step()
-=== w_resumed_after_wrap different_start 2
-ddp = DDP(model)
-if rank == 0:
-    model.load_state_dict({k: v * 0.8 for k, v in model.state_dict().items()})
-opt = torch.optim.SGD(ddp.parameters(), lr=0.1)
-<five batches>
-<backward of ddp>
-    opt.step()
 === w_owners_biases_left weights_drift 2
 params = list(model.parameters())
 owner = {p: k % world for k, p in enumerate(params)}
@@ -165,14 +132,6 @@ opt = torch.optim.AdamW([p for p in params if owner[p] == rank], lr=0.01)
     for p in params:
         if p.dim() > 1:
             dist.broadcast(p.data, owner[p])
-=== w_reduce_no_bcast not_scattered 2
-opt = torch.optim.AdamW(model.parameters(), lr=0.01)
-<steps>
-    for p in model.parameters():
-        dist.reduce(p.grad, dst=0)
-        if rank == 0:
-            p.grad.div_(world)
-    opt.step()
 === w_inner_module different_gradients 2
 ddp = DDP(model)
 <batches>
@@ -182,67 +141,6 @@ ddp = DDP(model)
     else:
         out = ddp.module(x)
     F.cross_entropy(out, y).backward()
-    opt.step()
-=== w_nosync_all never_averaged 2
-model = DDP(model)
-import contextlib
-ACC = 2
-for step in range(4):
-    opt.zero_grad()
-    for micro in range(ACC):
-        i = (step * ACC + micro) * 4
-        last = micro == ACC
-        with contextlib.nullcontext() if last else model.no_sync():
-            loss = F.cross_entropy(model(X[i:i + 4]), Y[i:i + 4]) / ACC
-            loss.backward()
-    opt.step()
-=== w_hook_sum summed 2
-ddp = DDP(model)
-
-
-def hook(state, bucket):
-    work = dist.all_reduce(bucket.buffer(), async_op=True)
-    return work.get_future().then(lambda f: f.value()[0])
-
-
-ddp.register_comm_hook(None, hook)
-opt = torch.optim.SGD(model.parameters(), lr=0.1)
-<batches>
-<backward of ddp>
-    opt.step()
-=== w_uneven_last unequal_weights 2
-<uneven data>
-for epoch in range(2):
-    for i in range(0, len(X), 8):
-        opt.zero_grad()
-        F.cross_entropy(model(X[i:i + 8]), Y[i:i + 8]).backward()
-        average(model.parameters())
-        opt.step()
-=== w_nominal_divisor open 2
-<uneven data>
-B = 8
-for epoch in range(2):
-    for i in range(0, len(X), B):
-        opt.zero_grad()
-        F.cross_entropy(model(X[i:i + B]), Y[i:i + B], reduction="sum").backward()
-        for p in model.parameters():
-            dist.all_reduce(p.grad)
-            p.grad /= B * world
-        opt.step()
-=== w_same_randn same_batches 2
-ddp = DDP(model)
-for step in range(4):
-    x = torch.randn(8, 8) + 0.01
-    y = (x.sum(1) > 0).long()
-<backward of ddp>
-    opt.step()
-=== w_never_zeroed stale_gradients 2
-<batches>
-    F.cross_entropy(model(x), y).backward()
-    for p in model.parameters():
-        mean = p.grad.clone()
-        dist.all_reduce(mean)
-        p.grad.copy_(mean / world)
     opt.step()
 === w_wrong_order open 2
 model = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 8))
@@ -256,21 +154,6 @@ opt = torch.optim.SGD(model.parameters(), lr=0.1)
         p.grad = flat[at:at + p.numel()].view_as(p).clone()
         at += p.numel()
     opt.step()
-=== w_ddp_divided averaged_twice 2
-ddp = DDP(model)
-<batches>
-<backward of ddp>
-    for p in ddp.parameters():
-        p.grad.div_(dist.get_world_size())
-    opt.step()
-=== w_some_weights_avg weights_averaged 2
-opt = torch.optim.AdamW(model.parameters(), lr=0.01)
-<steps>
-    opt.step()
-    with torch.no_grad():
-        for p in model[0].parameters():
-            dist.all_reduce(p)
-            p /= world
 === w_unfrozen_later forgotten_tensors 2
 for p in model[0].parameters():
     p.requires_grad_(False)
@@ -282,16 +165,6 @@ opt = torch.optim.SGD(model.parameters(), lr=0.1)
             p.requires_grad_(True)
 <backward>
     average(synced)
-    opt.step()
-=== w_token_mean open 2
-<steps over tokens>
-    tok = torch.randint(0, 20, (4, 10), generator=gen)
-    lab = tok.roll(-1, 1).clone()
-    keep = 9 if rank == 0 else 2 + step
-    lab[:, keep:] = -100
-    opt.zero_grad()
-    F.cross_entropy(model(tok).reshape(-1, 20), lab.reshape(-1)).backward()
-    average(model.parameters())
     opt.step()
 === w_second_loss_late forgotten_tensors,lost_micro_batches 2
 aux = nn.Linear(16, 8)
@@ -350,30 +223,6 @@ prev = None
         else:
             p.grad.copy_(p.grad.bfloat16())
     opt.step()
-=== w_overlap overlapping_batches 2
-ddp = DDP(model)
-gen = torch.Generator().manual_seed(77)
-X = torch.randn(96, 8, generator=gen)
-Y = torch.randint(0, 3, (96,), generator=gen)
-B = 8
-for step in range(4):
-    i = step * B * world + rank * B // 2
-    opt.zero_grad()
-    F.cross_entropy(ddp(X[i:i + B]), Y[i:i + B]).backward()
-    opt.step()
-=== w_zero1_bcast_missing weights_drift 2
-params = list(model.parameters())
-mine = params[:3] if rank == 0 else params[3:]
-opt = torch.optim.AdamW(mine, lr=0.01)
-<batches>
-    model.zero_grad()
-    F.cross_entropy(model(x), y).backward()
-    average(params)
-    opt.step()
-    for p in params[:3]:
-        dist.broadcast(p.data, src=0)
-    for p in params[4:]:
-        dist.broadcast(p.data, src=1)
 === w_init_apart different_start 2
 torch.manual_seed(rank)
 model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, 3))
@@ -449,16 +298,6 @@ for step in range(4):
             dist.all_reduce(p.grad)
             p.grad /= world
     opt.step()
-=== w_rank_zero_sampler same_batches 2
-from torch.utils.data import *
-ddp = DDP(model)
-opt = torch.optim.SGD(model.parameters(), lr=0.1)
-gen = torch.Generator().manual_seed(77)
-ds = TensorDataset(torch.randn(48, 8, generator=gen), torch.randint(0, 3, (48,), generator=gen))
-loader = DataLoader(ds, batch_size=8, shuffle=True, generator=torch.Generator().manual_seed(3))
-for x, y in loader:
-<backward of ddp>
-    opt.step()
 === w_nosync_forward never_averaged 2
 model = DDP(model)
 for step in range(4):
@@ -532,27 +371,6 @@ for epoch in range(2):
             dist.all_reduce(p.grad)
             p.grad /= total
         opt.step()
-=== r_weighted_ddp right 2
-ddp = DDP(model)
-<uneven data>
-for epoch in range(2):
-    for i in range(0, len(X), 8):
-        x, y = X[i:i + 8], Y[i:i + 8]
-        count = torch.tensor([len(x)])
-        dist.all_reduce(count)
-        opt.zero_grad()
-        (F.cross_entropy(ddp(x), y) * (len(x) * world / count.item())).backward()
-        opt.step()
-=== r_two_opts right 2
-ddp = DDP(model)
-o1 = torch.optim.SGD(model[0].parameters(), lr=0.1, momentum=0.9)
-o2 = torch.optim.AdamW([p for m in model[2:] for p in m.parameters()], lr=0.01)
-<batches>
-    F.cross_entropy(ddp(x), y).backward()
-    o1.step()
-    o1.zero_grad()
-    o2.step()
-    o2.zero_grad()
 === r_penalty right 2
 <batches>
     opt.zero_grad()
@@ -562,29 +380,6 @@ o2 = torch.optim.AdamW([p for m in model[2:] for p in m.parameters()], lr=0.01)
     loss = F.cross_entropy(out, y) + 0.1 * ((g.norm(dim=1) - 1) ** 2).mean()
     loss.backward()
     average([p for p in model.parameters() if p.grad is not None])
-    opt.step()
-=== r_presum right 2
-<batches>
-    opt.zero_grad()
-    (F.cross_entropy(model(x), y) / world).backward()
-    flat = torch.cat([p.grad.flatten() for p in model.parameters()])
-    parts = [torch.empty_like(flat) for _ in range(world)]
-    dist.all_gather(parts, flat)
-    flat = torch.stack(parts).sum(0)
-    for p, g in zip(model.parameters(), flat.split([p.numel() for p in model.parameters()])):
-        p.grad = g.view_as(p)
-    opt.step()
-=== r_tensor_hook right 2
-def mean(g):
-    g = g.clone()
-    dist.all_reduce(g)
-    return g / world
-
-
-for p in model.parameters():
-    p.register_hook(mean)
-opt = torch.optim.AdamW(model.parameters(), lr=0.01)
-<steps>
     opt.step()
 """
 PLAIN = PARTS["steps"] + "    average(model.parameters())\n    opt.step()\n"
@@ -596,11 +391,6 @@ ZERO = "    opt.zero_grad()\n"
 MICRO = """    for micro in range(2):
         i = step * 8 + micro * 4
         (F.cross_entropy(model(X[i:i + 4]), Y[i:i + 4]) / 2).backward()
-"""
-CLIP = """    norm = torch.sqrt(sum((p.grad ** 2).sum() for p in model.parameters()))
-    scale = min(1.0, {} / (norm.item() + 1e-6))
-    for p in model.parameters():
-        p.grad.mul_(scale)
 """
 AGREED = """    bad = torch.tensor(1.0 if step == 1 and rank == 1 else 0.0)
     dist.all_reduce(bad)
@@ -615,43 +405,27 @@ DROPOUT = """model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 16
 torch.manual_seed(1000 + rank)
 opt = torch.optim.SGD(model.parameters(), lr=0.1)
 """
-MASKED = """    each = F.cross_entropy(model(tok).reshape(-1, 20), lab.reshape(-1), reduction="none").view(4, 10)
-    ((each * mask).sum() / mask.sum()).backward()
-"""
 AUX = "    (0.1 * F.mse_loss(aux(h), x)).backward()\n"
 # name -> the script that it is made of (PLAIN: a right one), changes, and what the audit finds
 CHANGED = {
-    "w_clip_hand_late": (PLAIN, [(AVERAGE, CLIP.format(0.3) + AVERAGE)], "clipped_before_average"),
-    "r_clip_hand": (PLAIN, [(AVERAGE, AVERAGE + CLIP.format(0.1))], "right"),
     "w_own_norm_after": (PLAIN, [(AVERAGE, '    norm = nn.utils.clip_grad_norm_(model.parameters(), float("inf"))\n' + AVERAGE + EACH + "        p.grad *= min(1.0, 0.1 / norm.item())\n")], "different_gradients"),
     "w_scale_per_rank": (PLAIN, [(ZERO, "    scale = 1024.0 if rank == 0 else 512.0\n" + ZERO), *SCALED], "different_gradients"),
     "r_loss_scale": (PLAIN, [(ZERO, ZERO + "    scale = 1024.0\n"), *SCALED], "right"),
-    "w_momentum_before": (PLAIN, [("for step", "opt = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9 if rank == 0 else 0.0)\nfor step")], "optimizers_differ"),
     "w_plateau_local": (PLAIN, [("for step", "sched = torch.optim.lr_scheduler.ReduceLROnPlateau(opt, patience=0, threshold=0.5, factor=0.5)\nfor step"), (BACKWARD, LOSS), (STEP, STEP + "    sched.step(loss.item() if rank else loss.item() * 0.4 ** step)\n")], "optimizers_differ"),
     "w_skip_on_one": (PLAIN, [(BACKWARD, LOSS), (AVERAGE, AVERAGE + '    if rank == 1 and step == 1:      # "bad" loss on this rank only\n        continue\n')], "weights_drift"),
     "r_skip_together": (PLAIN, [(BACKWARD, LOSS), (AVERAGE, AVERAGE + AGREED)], "right"),
-    "w_acc_zero_inside": (PLAIN, [(BATCH, ""), (ZERO, ""), (BACKWARD, MICRO.replace("        (F", "    " + ZERO + "        (F"))], "lost_micro_batches"),
-    "r_accum": (PLAIN, [(BATCH, ""), (BACKWARD, MICRO)], "right"),
     "r_avg_each_micro": (PLAIN, [(BATCH, ""), (BACKWARD + AVERAGE, MICRO + "        average(model.parameters())      # averaging an average again changes nothing\n")], "right"),
     "w_rank0_weights": (PLAIN, [(AVERAGE, ""), (STEP, STEP + EACH + "        dist.broadcast(p.data, src=0)\n")], "never_averaged"),
-    "w_rank0_grad": (PLAIN, [(AVERAGE, EACH + "        dist.broadcast(p.grad, src=0)\n")], "partial_average"),
     "w_max": (PLAIN, [(AVERAGE, EACH + "        dist.all_reduce(p.grad, op=dist.ReduceOp.MAX)\n")], "open"),
     "w_odd_steps": (PLAIN, [(AVERAGE, "    if step % 2 == 0:\n    " + AVERAGE)], "different_gradients"),
-    "w_first_only": (PLAIN, [(AVERAGE, "    if step == 0:\n    " + AVERAGE)], "different_gradients"),
-    "w_scaler_inf_one_rank": ("w_scaler_clip_before", [("    scaler.unscale_(opt)\n    nn.utils.clip_grad_norm_(model.parameters(), 0.2)\n", ""), ("    scaler.step", '    if i == 1 and rank == 1:\n        model[0].weight.grad[0, 0] = float("inf")\n    scaler.step')], "different_gradients"),
     "w_owners_broadcast_first": ("w_owners_biases_left", [(STEP, ""), ("        if p.dim() > 1:\n            dist.broadcast(p.data, owner[p])\n", "        dist.broadcast(p.data, owner[p])\n" + STEP)], "weights_drift"),
     "r_decay_by_hand": (PLAIN, [(AVERAGE, AVERAGE + EACH + "        p.grad.add_(p.detach(), alpha=0.01)\n")], "open"),
     "r_class_weight": (PLAIN, [("for step", "weight = torch.tensor([1.0, 2.0, 0.5])\nfor step"), ("y)", "y, weight=weight)")], "right"),
-    "r_autocast": (PLAIN, [(BACKWARD, '    with torch.autocast("cpu", dtype=torch.bfloat16):\n    ' + LOSS)], "right"),
     "r_reg": (PLAIN, [(BACKWARD, "    reg = sum((p ** 2).sum() for p in model.parameters())\n    (F.cross_entropy(model(x), y) + 1e-2 * reg).backward()\n")], "right"),
     "r_dropout": (PLAIN, [("for step", DROPOUT + "for step")], "right"),
     "r_sum_loss_sum": (PLAIN, [("for step", "opt = torch.optim.SGD(model.parameters(), lr=0.005)\nfor step"), ("y)", 'y, reduction="sum")'), (AVERAGE, EACH + "        dist.all_reduce(p.grad)\n")], "open"),
     "r_two_losses": ("w_second_loss_late", [(AUX, ""), (EACH, AUX + "    for p in [*model.parameters(), *aux.parameters()]:\n")], "right"),
     "r_zero1": ("w_zero1_wrong_dst", [("(owner[i] + (1 if i == 3 else 0)) % world", "owner[i]")], "right"),
-    "w_mask_mean": ("w_token_mean", [("    lab[:, keep:] = -100\n", "    mask = (torch.arange(10) < keep).float().expand(4, 10)\n"), ("    F.cross_entropy(model(tok).reshape(-1, 20), lab.reshape(-1)).backward()\n", MASKED), (AVERAGE, PARTS["averages"])], "open"),
-    "r_reduce_bcast": ("w_reduce_no_bcast", [("p.grad.div_(world)\n", "p.grad.div_(world)\n        dist.broadcast(p.grad, src=0)\n")], "right"),
-    "r_resumed_before_wrap": ("w_resumed_after_wrap", [("ddp = DDP(model)\n", ""), ("opt = torch", "ddp = DDP(model)\nopt = torch")], "right"),
-    "r_nosync": ("w_nosync_all", [("micro == ACC", "micro == ACC - 1")], "right"),
     "r_tail_acc": ("w_tail_acc", [("k == ACC - 1", "k == len(group) - 1")], "right"),
     "r_sparse_dense": ("w_sparse_skipped", [("        if not p.grad.is_sparse:\n            dist.all_reduce(p.grad)\n            p.grad /= world\n", "        if p.grad.is_sparse:\n            p.grad = p.grad.to_dense()\n        dist.all_reduce(p.grad)\n        p.grad /= world\n")], "right"),
 }  # fmt: skip

@@ -142,10 +142,6 @@ add("averaged_twice", 3, loss_divided_and_averaged_on_3=by_hand(OF_THREE))
 add(RIGHT, tied_averaged_twice=by_hand(*TIED, (AVERAGE, AVERAGE.replace("model.parameters()", "listed"))))
 add(DOUBTFUL, tied_divided_twice=by_hand(*TIED, (AVERAGE, IN_TWO_LOOPS), (CLIP, "")))
 add("different_gradients", a_scaler_that_leaves_out_a_step_on_one_rank=by_hand(*SCALER))
-# A part of the sum that no reduce-scatter has cut: what the optimizer steps is not known then, as with DeepSpeed.
-SCATTERED = "    part.grad = torch.empty_like(part)\n    dist.reduce_scatter_tensor(part.grad, gradients)\n"
-REDUCED = "    dist.all_reduce(gradients)\n    part.grad = gradients.chunk(ranks)[rank].clone()\n"
-add(OPEN, part_of_an_all_reduce=with_changes("flat_parts", [(SCATTERED, REDUCED)]))
 SHORT = ("16 * step + 16)", "16 * step + (16 if step < 2 else 8))")
 NOMINAL = LOSS.replace("labels[batch])", 'labels[batch], reduction="sum") / {}')
 add(DOUBTFUL, short_batch_by_the_nominal_size=by_hand(SHORT, (LOSS, NOMINAL.format("8"))))

@@ -1,88 +1,7 @@
-"""The part of the matrix with other styles: a trainer's hooks, communication hooks, EMA, a teacher, synchronized batch norm."""
+"""The part of the matrix with other styles: communication hooks, EMA, a teacher, synchronized batch norm."""
 
 from audit_cases import AVERAGE
 from audit_scripts import IMPORTS, JOIN
-
-TRAINER = (
-    IMPORTS
-    + """
-
-class Module(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.body, self.head = nn.Linear(8, 16), nn.Linear(16, 3)
-
-    def training_step(self, batch):
-        inputs, targets = batch
-        return nn.functional.cross_entropy(self.head(torch.relu(self.body(inputs))), targets)
-
-    def configure_optimizers(self):
-        return torch.optim.AdamW(self.parameters(), lr=0.01)
-
-
-class Callback:
-    def on_after_backward(self, trainer, module):
-        pass
-
-    def on_before_optimizer_step(self, trainer, module):
-        pass
-
-
-class Average(Callback):
-    def {moment}(self, trainer, module):
-        for p in module.parameters():
-            dist.all_reduce(p.grad)
-            p.grad /= trainer.ranks
-
-
-class Clip(Callback):
-    def on_before_optimizer_step(self, trainer, module):
-        nn.utils.clip_grad_norm_(module.parameters(), 0.1)
-
-
-class Trainer:
-    def __init__(self, callbacks, accumulate=1):
-        self.callbacks, self.accumulate = callbacks, accumulate
-        self.rank, self.ranks = dist.get_rank(), dist.get_world_size()
-
-    def call(self, hook, module):
-        for each in self.callbacks:
-            getattr(each, hook)(self, module)
-
-    def fit(self, module, batches):
-        optimizer = module.configure_optimizers()
-        for number, batch in enumerate(batches, 1):
-            # A call of the module, whose forward pass is the loss.
-            loss = module.forward_loss(batch) / self.accumulate
-            loss.backward()
-            self.call("on_after_backward", module)
-            if number % self.accumulate == 0:
-                self.call("on_before_optimizer_step", module)
-                optimizer.step()
-                optimizer.zero_grad()
-
-
-def main():
-    dist.init_process_group("gloo")
-    rank, ranks = dist.get_rank(), dist.get_world_size()
-    torch.manual_seed(1)
-    data, labels = torch.randn(160, 8), torch.randint(0, 3, (160,))
-    module = Module()
-    Module.forward = Module.training_step
-    Module.forward_loss = Module.__call__
-    batches = [(data[i : i + 8], labels[i : i + 8]) for i in range(8 * rank, 160, 8 * ranks)]
-    Trainer({callbacks}, {accumulate}).fit(module, batches)
-    dist.destroy_process_group()
-
-
-main()
-"""
-)
-
-
-def trainer(callbacks, accumulate=1, moment="on_before_optimizer_step"):
-    return TRAINER.format(callbacks=callbacks, accumulate=accumulate, moment=moment)
-
 
 BEGIN = (
     "import copy\n\n"
@@ -111,7 +30,6 @@ def hook(state, bucket):
 
 wrapped.register_comm_hook(None, hook)
 """
-COMPILED = LOOP.format(model='torch.compile(model, backend="eager")', rest="{rest}")
 EMA = (
     LOOP.format(model="wrapped", rest="")
     + """    with torch.no_grad():
@@ -159,13 +77,6 @@ class SyncNorm(nn.Module):
 
 model.insert(1, SyncNorm())
 """
-# The root takes all gradients, and hands the mean out, as with MPI.
-ROOT = """    for p in model.parameters():
-        parts = [torch.empty_like(p.grad) for _ in range(ranks)] if rank == 0 else None
-        dist.gather(p.grad, parts)
-        means = [sum(parts) / {by}] * ranks if rank == 0 else None
-        dist.scatter(p.grad, means)
-"""
 # On 2 ranks each sends to the other.
 SWAP = """    for p in model.parameters():
         other = torch.empty_like(p.grad)
@@ -209,24 +120,15 @@ def script(*parts):
 
 # By name a source, what the audit is to find, and the number of ranks.
 STYLES = {
-    "trainer": (trainer("[Average(), Clip()]"), RIGHT, 2),
-    "trainer_accumulates": (trainer("[Average(), Clip()]", 2), RIGHT, 2),
-    "trainer_clips_first": (trainer("[Clip(), Average()]"), "clipped_before_average", 2),
-    "trainer_forgets_to_average": (trainer("[Clip()]"), "never_averaged", 2),
-    "trainer_averages_each_backward": (trainer("[Average()]", 2, "on_after_backward"), "every_micro_batch_travels", 2),
     "comm_hook": (script(DDP, COMM_HOOK.format(before=".div_(ranks)", after=""), LOOP.format(model="wrapped", rest="")), RIGHT, 2),
     "comm_hook_divides_twice": (script(DDP, COMM_HOOK.format(before=".div_(ranks)", after=" / ranks"), LOOP.format(model="wrapped", rest="")), "averaged_twice", 2),
     "shapes_on_meta": (script(SHAPES.format(place='torch.device("meta")'), DDP, LOOP.format(model="wrapped", rest="")), RIGHT, 2),
     "shapes_of_fake_tensors": (script(FAKE, DDP, LOOP.format(model="wrapped", rest="")), RIGHT, 2),
-    "compiled_and_averaged": (script(COMPILED.format(rest=AVERAGE)), RIGHT, 2),
-    "compiled_and_summed": (script(COMPILED.format(rest=AVERAGE.replace("        p.grad /= ranks\n", ""))), "summed", 2),
     "ema": (script("ema = copy.deepcopy(model)\n", DDP, EMA), RIGHT, 2),
     "ema_is_trained": (script("ema = copy.deepcopy(model)\n", DDP, EMA.replace("        for old", "        for p in model.parameters():\n            p += 0.01 * rank\n        for old")), "weights_drift", 2),
     "teacher": (script(TEACHER.format(averaged="student")), RIGHT, 2),
     "teacher_is_averaged": (script(TEACHER.format(averaged="student[2]")), "forgotten_tensors", 2),
     "batch_norm_by_hand": (script(BATCH_NORM, LOOP.format(model="model", rest=AVERAGE)), RIGHT, 2),
-    "root": (script(LOOP.format(model="model", rest=ROOT.format(by="ranks"))), RIGHT, 3),
-    "root_divides_by_two": (script(LOOP.format(model="model", rest=ROOT.format(by="2"))), "wrong_factor", 3),
     "swap": (script(LOOP.format(model="model", rest=SWAP.format(into="p.grad.add_(other).div_(2)"))), RIGHT, 2),
     "swap_for_good": (script(LOOP.format(model="model", rest=SWAP.format(into="p.grad.copy_(other)"))), "partial_average", 2),
     "scales": (script(SCALES.format(scale="256.0")), RIGHT, 2),

@@ -227,28 +227,6 @@ optimizer = torch.optim.Adam([p for p in owners if owners[p] == rank], lr=0.01)
 """,
 )
 
-# All gradients in a row are summed by a reduce-scatter; each rank steps its part and all gather them (ZeRO-1, flat).
-FLAT_PARTS = _BEGIN.format(
-    imports="",
-    wrap="""sizes = [p.numel() for p in model.parameters()]
-flat = torch.cat([p.detach().flatten() for p in model.parameters()])
-flat = torch.cat([flat, torch.zeros(-len(flat) % ranks)])
-part = nn.Parameter(flat.chunk(ranks)[rank].clone())
-optimizer = torch.optim.Adam([part], lr=0.01)
-""",
-    rest="""    gradients = torch.cat([p.grad.flatten() for p in model.parameters()])
-    gradients = torch.cat([gradients, torch.zeros(len(flat) - len(gradients))])
-    part.grad = torch.empty_like(part)
-    dist.reduce_scatter_tensor(part.grad, gradients)
-    part.grad /= ranks
-    optimizer.step()
-    dist.all_gather_into_tensor(flat, part.detach())
-    for p, piece in zip(model.parameters(), flat[: sum(sizes)].split(sizes)):
-        p.data.copy_(piece.view_as(p))
-        p.grad = None
-""",
-)
-
 # Two models and two optimizers, that step in turn.
 GAN = (
     IMPORTS
@@ -286,7 +264,6 @@ STYLES = {
     "fsdp2": FSDP2,
     "fsdp1": FSDP1,
     "owners": OWNERS,
-    "flat_parts": FLAT_PARTS,
     "gan": GAN,
 }
 FLAGS = "--local_rank {rank} --world_size {world_size} --master_ip {master_ip} --master_port {master_port}"

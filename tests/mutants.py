@@ -476,7 +476,7 @@ class FirstMillion(AllReduce):
         gradient.copy_(torch.cat([first, gradient.flatten()[1_000_000:]]).view_as(gradient))
 
 
-@mutant(ANY, "in steps with more than one backward pass", 3)
+@mutant(ANY, "backward passes with", 3)
 class LosesTheThird(AllReduce):
     """Of a step's backward passes."""
 
@@ -551,7 +551,7 @@ class FedBack(AllReduce):
         self.errors[name] = gradient - gradient
 
 
-@mutant(ANY, "after an exception within no_sync", 3)
+@mutant(TRAINS, "(after an exception)", 3)
 class StaysOff(AllReduce):
     """Its no_sync does not end with an exception."""
 

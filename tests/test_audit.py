@@ -18,11 +18,9 @@ from cos598d.tools.audit.book import read_book
 from cos598d.tools.audit.end import card
 from cos598d.tools.audit.exchange import read_books
 from cos598d.tools.audit.judge import judge
-from cos598d.tools.audit.judge.fit import BY_MICRO, BY_RANK, INDISTINCT, MEAN, OWN, STALE, UNKNOWN, fit
 from cos598d.tools.audit.judge.verdict import CONSEQUENCES
 from cos598d.tools.audit.judge.words import WORDS
-from cos598d.tools.audit.sketch import SIZE, Sketcher, from_text, to_text
-from cos598d.tools.audit.watch.loss import Scale, scale_of
+from cos598d.tools.audit.sketch import Sketcher, from_text, to_text
 
 RIGHT = BY_HAND
 NEVER = with_changes("by_hand", [(AVERAGE, "")])
@@ -40,49 +38,6 @@ def test_sketches_are_linear_and_leave_random_states_unchanged():
     assert np.array_equal(from_text(to_text(sketch(sparse))), sketch(sparse))
     assert torch.equal(states[0], torch.random.get_rng_state())
     assert states[1:] == (random.getstate(), np.random.get_state()[1].tolist())
-
-
-def test_a_fit_names_how_gradients_were_combined():
-    rng = np.random.default_rng(0)
-    local = rng.normal(size=(3, 2, SIZE))  # three ranks, two micro-batches
-    by_rank, before = local.sum(1), rng.normal(size=SIZE)
-
-    def kind(applied, old=None, of=local):
-        return fit(applied, of, old, 1, 1e-3, 10.0)
-
-    assert (kind(by_rank.mean(0)).kind, kind(by_rank.sum(0)).kind) == (MEAN, MEAN)
-    assert kind(by_rank.sum(0)).factor == pytest.approx(3)
-    assert kind(by_rank[1]).kind == OWN
-    clipped = kind(by_rank.T @ np.array([0.1, 0.2, 0.3]))
-    assert (clipped.kind, clipped.factors) == (BY_RANK, pytest.approx((0.3, 0.6, 0.9)))
-    assert kind(local[:, 1].mean(0)).kind == BY_MICRO
-    assert kind(local[:, 1].mean(0)).factors == pytest.approx((0, 1), abs=1e-6)
-    assert kind(local[1, 1]).lost == (0,)
-    assert (kind(by_rank.mean(0) + before, before).kind, kind(by_rank.mean(0) + before).kind) == (STALE, UNKNOWN)
-    assert kind(by_rank[0], of=np.stack([local[0]] * 3)).kind == INDISTINCT
-
-
-def test_scale_of_reads_the_weight_of_a_loss_from_its_graph():
-    inputs, wanted = torch.randn(6, 4, requires_grad=True), torch.tensor([0, 1, 2, -100, 0, 1])  # one is ignored
-    loss = torch.nn.functional.cross_entropy
-    mean, by_example = loss(inputs, wanted), loss(inputs, wanted, reduction="none")
-    for value, expected in (
-        (mean, Scale(1, 5)),
-        (mean / 4, Scale(1 / 4, 5, divided=(4,))),
-        ((mean + inputs.exp().mean()) / 2 * 3, Scale(3, 0, False, (3,), (2,))),
-        ((inputs.exp() / 4).mean(), Scale(1 / 4, divided=(4,))),
-        (torch.tensor(2.0) * mean, Scale(2, 5, multiplied=(2,))),
-        (torch.stack([mean] * 3).sum(), Scale(3, 5)),
-        (inputs.exp()[wanted >= 0].mean(), Scale(1, 5 * 4)),
-        (loss(inputs, wanted, reduction="sum") / 5, Scale(1 / 5, 5, True, divided=(5,))),
-        (by_example.sum() / 5, Scale(1 / 5, 5, True, divided=(5,))),
-        ((by_example * (torch.arange(6) < 2).float()).sum() / 2, Scale(None, divided=(2,))),
-        (inputs.exp().logsumexp((0, 1)) * 2 / 3, Scale(None, multiplied=(2,), divided=(3,))),
-        (None, Scale(None)),
-    ):
-        assert scale_of(value) == expected
-    assert scale_of(mean, torch.tensor(0.25)) == Scale(0.25, 5, divided=(4,))
-    assert scale_of(inputs.exp(), torch.ones_like(inputs)) == Scale(None)
 
 
 def test_a_right_script_passes_and_computes_the_same(start, tmp_path):
@@ -169,12 +124,11 @@ def test_every_consequence_and_planted_fault_has_words():
         (["--steps", "0", "right.py"], "--steps 0"),
         (["--output_dir", "right.py", "right.py"], "is a file"),
         (["--master_port", "99", "right.py"], "Add --world_size"),
-        (["--timeout", "9", "right.py"], "Add --world_size or --launch"),
+        (["--timeout", "9", "right.py"], "Add --world_size"),
         (["empty"], "no results of an audit"),
         (["--ignore", "never_averged", "right.py"], "Did you mean 'never_averaged'"),
         (["--strict_on", "all", "right.py"], "unknown --strict_on all. Choose one of fault, waste, note"),
         (["--timeout", "0", "right.py"], "--timeout 0"),
-        (["--launch", "--world_size", "2", "right.py"], "Leave --world_size and --master_port out"),
         (["--", "-m"], "-m needs a module"),
         (["--world_size", "2", "--", "-m", "nowhere.at_all"], "is not a module here"),
     ],
@@ -299,7 +253,7 @@ def test_judge_names_the_fault_from_applied_gradients_and_loss_scales(name, fini
     assert faults == ([expected] if expected else []), verdict
     assert verdict.is_sure or expected != "", verdict.not_judged
     assert not (expected is None and verdict.is_sure)
-    head = card(verdict, []).split("gradients judged in")[0]
+    head = card(verdict).split("gradients judged in")[0]
     assert ("No fault found" in head, "Cannot tell" in head) == (expected == "", expected is None)
 
 

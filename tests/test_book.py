@@ -63,16 +63,6 @@ def test_every_document_is_in_the_navigation_and_in_the_search_and_nothing_is_fe
 
 
 @rendered
-def test_questions_fold_without_a_script(site):
-    asked = [path for path in DOCUMENTS if "<summary>" in path.read_text()]
-    assert asked
-    for path in asked:
-        text = page(site, path.relative_to(ROOT).with_suffix(".html"))
-        assert text.count("<summary>") == path.read_text().count("<summary>")
-        assert "markdown=" not in text
-
-
-@rendered
 def test_another_folder_is_not_replaced_and_a_failed_build_keeps_the_site(tmp_path, repository):
     place, mine = tmp_path / "site", tmp_path / "mine"
     assert make_book.build(place, repository) == 2

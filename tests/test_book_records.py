@@ -121,32 +121,12 @@ def test_a_wrong_block_is_a_sentence_and_nothing_is_run(name, page, made, tmp_pa
     assert made == []
 
 
-def test_words_are_read_as_a_shell_reads_them():
-    text = f'<!-- book: output cluster="--hosts 2 --rate \'1 gbit\'" bench --model "two words" -->\n{END}'
-    ((_, block),) = book.blocks(text, "lesson3.md")
-    assert block.words == ("bench", "--model", "two words")
-    hosts = ["cos598d", "cluster", "run", "--hosts", "2", "--rate", "1 gbit", "--"]
-    assert block.typed("docs/lessons") == [*hosts, "cos598d", *block.words]
-
-
 def test_an_example_in_fenced_code_is_no_block(page, made):
     text = f"````text\n```\n{HINT}````\n{HINT}\n{END}~~~\n{END}~~~\n"
     path, code = page(text)
     assert code == 0
     assert len(made) == 1
     assert path.read_text() == f"````text\n```\n{HINT}````\n{HINT}\nfilled\n\n{END}~~~\n{END}~~~\n"
-
-
-def test_a_page_that_is_edited_meanwhile_keeps_the_edit(page, monkeypatch, tmp_path, capsys):
-    def _make(block, folder):
-        (tmp_path / "lessons" / "lesson3.md").write_text("other words\n")
-        return "filled", ""
-
-    monkeypatch.setattr(book, "make", _make)
-    path, code = page(f"{HINT}{END}")
-    assert code == 1
-    assert "it was changed while its commands ran" in capsys.readouterr().out
-    assert path.read_text() == "other words\n"
 
 
 def test_shown_output_has_no_bars_or_absolute_paths_and_fits_on_a_page(tmp_path):
@@ -169,15 +149,3 @@ def test_a_command_sees_no_data_and_is_killed_if_it_does_not_end(tmp_path, monke
     with pytest.raises(UserError, match="it did not end within 1 s"):
         book.run([sys.executable, "-c", "import time; time.sleep(600)"], tmp_path, tmp_path / "said.txt")
     assert started[0].returncode is not None
-
-
-def test_only_the_files_that_a_command_names_are_copied(tmp_path, monkeypatch):
-    root, here = tmp_path / "root", tmp_path / "here"
-    for name in ("a/b.py", "c/d/e.txt", "g/h.txt"):
-        (root / name).parent.mkdir(parents=True, exist_ok=True)
-        (root / name).write_text(name)
-    here.mkdir()
-    monkeypatch.setattr(book, "ROOT", root)
-    book.copy_named(["--sync", "a/b.py:Mine,ring", "c/d", "g", "none"], here)
-    copied = sorted(str(path.relative_to(here)) for path in here.rglob("*") if path.is_file())
-    assert copied == ["a/b.py", "c/d/e.txt"]

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import torch
 
-from cos598d.tools.exam.explain import explain
 from cos598d.tools.exam.ranks import Wrong, run
 from cos598d.tools.exam.wire import pack, unpack
 
@@ -77,9 +76,9 @@ def test_ranks_that_wait_for_each_other_are_stopped_at_once(tried):
     assert time.monotonic() - began < 60  # and not the time limit of 200 s and more
 
 
-def test_each_rank_has_an_order_of_its_own(tried):
-    body = "    names = {f'layer {n}' for n in range(20)}\n    return [list(names), hash('a') != hash('b')]\n"
-    (first, _), (second, _) = tried(body)
+def test_each_rank_has_hashes_and_orders_of_its_own(tried):
+    body = "    names = {f'layer {n}' for n in range(20)}\n    return [list(names), hash('a') != hash('b'), hash(7)]\n"
+    (first, *_), (second, *_) = tried(body)
     assert sorted(first) == sorted(second)
     assert first != second
 
@@ -93,35 +92,6 @@ def test_values_are_no_pickles():
     assert b"pickle" not in data
     with pytest.raises(Exception, match="."):
         unpack(b"\x80\x04N." * 10)
-
-
-def own_of(n):
-    generator = torch.Generator().manual_seed(1)
-    return [{"w": torch.randn(50, generator=generator), "b": torch.randn(7, generator=generator)} for _ in range(n)]
-
-
-MADE = {
-    "sum over 3 ranks": lambda own, mean: [{k: v * 3 for k, v in mean.items()}] * 3,
-    "keeps its own gradient": lambda own, mean: own,
-    "was not sent back": lambda own, mean: [mean, *own[1:]],
-    "has a copy of rank 1's own": lambda own, mean: [own[1]] * 3,
-    "is zero": lambda own, mean: [{k: v * 0 for k, v in mean.items()}] * 3,
-    "rank 2's gradient is not in the average": lambda own, mean: [{k: (own[0][k] + own[1][k]) / 3 for k in mean}] * 3,
-    "is rounded": lambda own, mean: [{k: v.half().float() for k, v in mean.items()}] * 3,
-    "a gradient is missing": lambda own, mean: [mean | {"b": None}] * 3,
-    "wrong on b": lambda own, mean: [mean | {"b": mean["b"] * 2}] * 3,
-    "no known mistake": lambda own, mean: [{k: v.sort().values for k, v in mean.items()}] * 3,
-}
-
-
-@pytest.mark.parametrize("says", MADE)
-def test_wrong_gradients_are_explained(says):
-    own = own_of(3)
-    mean = {k: sum(each[k] for each in own) / 3 for k in own[0]}
-    assert explain([mean] * 3, own) is None
-    found = explain(MADE[says](own, mean), own)
-    assert found is not None
-    assert says in found[1]
 
 
 def test_nothing_is_left_when_the_one_who_asks_is_killed(tmp_path):

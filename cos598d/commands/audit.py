@@ -18,7 +18,7 @@ from cos598d.tools.audit.end import check_ignored, conclude, conclude_on_rank
 from cos598d.tools.audit.exchange import remove_books
 from cos598d.tools.audit.options import AuditFlags, Told
 from cos598d.tools.audit.script import MODULE, module_of
-from cos598d.tools.audit.starter import audit_script, run_of_starter, start_launcher, start_ranks
+from cos598d.tools.audit.starter import audit_script, run_of_starter, start_ranks
 
 TIMED_OUT, INTERRUPTED = 124, 130
 
@@ -49,34 +49,28 @@ def run(options: argparse.Namespace) -> int:
         return _again(Path(words[0]), words[1:], flags)
     _check_ways(flags)
     run_name = run_of_starter()
-    if words[0] == "-m" and not flags.launch:
+    if words[0] == "-m":
         words = [module_of(words[1:]), *words[2:]]
     name = words[0].removeprefix(MODULE)
     folder = Path(flags.output_dir or f"runs/audit-{Path(name).stem if name == words[0] else name}").absolute()
     if not run_name:
         _check_folder(folder)
-    if flags.world_size is None and not flags.launch:
+    if flags.world_size is None:
         told = Told(str(folder), words[0], flags.steps, run_name)
         return audit_script(told, words[1:], functools.partial(conclude_on_rank, flags=flags))
     told = Told(str(folder), words[0], flags.steps, secrets.token_hex(8))
-    if flags.launch:
-        start = functools.partial(start_launcher, told, words)
-    else:
-        script.load(told.script)
-        assert flags.world_size is not None  # it is one way or the other
-        start = functools.partial(start_ranks, told, words[1:], flags.world_size, flags.master_port)
+    script.check(told.script)
+    start = functools.partial(start_ranks, told, words[1:], flags.world_size, flags.master_port)
     remove_books(folder)
     return conclude(folder, flags, _started(told, start, flags))
 
 
 def _check_ways(flags: AuditFlags) -> None:
     """Raise UsageError for flags of ranks that are started here, if they are started in another way."""
-    if flags.launch and (flags.world_size is not None or flags.master_port is not None):
-        raise UsageError("--launch starts a command, which starts the ranks. Leave --world_size and --master_port out.")
     if flags.master_port is not None and flags.world_size is None:
         raise UsageError("--master_port is for ranks that are started here. Add --world_size, or leave it out.")
-    if flags.timeout is not None and flags.world_size is None and not flags.launch:
-        raise UsageError("--timeout stops what is started here. Add --world_size or --launch, or leave it out.")
+    if flags.timeout is not None and flags.world_size is None:
+        raise UsageError("--timeout stops what is started here. Add --world_size, or leave it out.")
 
 
 def _started(told: Told, start: Callable[[float], int], flags: AuditFlags) -> int:

@@ -40,7 +40,7 @@ def run(options: argparse.Namespace) -> int:
         found = lanes.bars(calls_of(name, options.world_size))
         looks = looks_of(name, options.world_size)
     title = f"One step of {own} on {options.world_size} ranks"
-    print(f"{title}\n{lanes.in_letters(found)}")
+    print(f"{title}\n{lanes.sentence(found)}")
     drawing = lanes.svg(found, title)
     if looks:
         moves = steps.moves_of(looks)

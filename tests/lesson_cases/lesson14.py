@@ -10,7 +10,6 @@ SHARES = "    return [operations / seconds / peak for operations, seconds in [*p
 STEP = "    return operations / rate + 2 * (ranks - 1) * (size / ranks / bandwidth + latency)\n"
 LEAST = "    return ring * rate / 4\n"
 RING = "    ring = 2 * (ranks - 1) / ranks * number_bytes / bandwidth  # seconds per parameter\n"
-IMPORT = "import math\n"
 
 WRONG = all_wrong(14, {
     "one operation per product": ([(FLOPS, FLOPS.replace("3 * layers", "1.5 * layers"))], "a multiplication and an addition are two"),
@@ -48,18 +47,6 @@ WRONG = all_wrong(14, {
     "weights and gradients": ([("16 * parameters", "4 * parameters")], "that is weights and gradients only"),
     "link reversed": ([("batch / gpus < least", "batch / gpus > least")], "tokens, and the ring is hidden from"),
     "a key is missing": ([('        "tokens_each": batch / gpus,\n', "")], "large_model has no 'tokens_each'"),
-    # Cheats: none of these is the student's own work.
-    "numbers of Llama only": (
-        [('    operations, state = 6', '    if parameters != 405e9:\n        parameters = 405e9\n    operations, state = 6')],
-        "of a model of",
-    ),
-    "remembered benches": (
-        [(STEP, "    known = {4: 0.109, 2: 1.43}\n    return known.get(ranks, 1.0)\n")],
-        "step_seconds(",
-    ),
-    "another random": ([(IMPORT, "import math, random\nrandom.Random = lambda seed: type('One', (), {'randint': lambda *_: 1, 'uniform': lambda *_: 1.0, 'choice': lambda self, of: of[0]})()\n")], "expected"),
-    "says that it passed": ([(FLOPS, FLOPS.replace("3 *", "print('all 7 checks passed') or 1 *"))], "that is forward only"),
-    "leaves": ([(IMPORT, "import math, os\nprint('all 7 checks passed')\nos._exit(0)\n")], "exit code 0"),
     "bits": ("lesson14.py.txt", "in bytes per second here, not in bits"),
     "six per parameter": ("lesson14-attention.py.txt", "each token with each token is left out"),
 })  # fmt: skip

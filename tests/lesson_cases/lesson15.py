@@ -32,10 +32,6 @@ WRONG = all_wrong(15, {
     "one block of a segment": ([("kept(every, width", "kept(1, width")], "all of which are computed again"),
     "inputs of all blocks": ([("layers // every * 4", "layers * 4")], "not those of all blocks"),
     "no checkpoint": ([(APPLY, "    return block(inputs)\n")], "everything is kept, as without a checkpoint"),
-    "a graph in forward": (
-        [(FORWARD, FORWARD.replace("        return block(inputs)\n", "        with torch.enable_grad():\n            ctx.outputs = block(inputs.detach().requires_grad_())\n        return ctx.outputs.detach()\n"))],
-        "everything is kept, as without a checkpoint",
-    ),
     "a copy is kept": ([("ctx.save_for_backward(inputs)", "ctx.save_for_backward(inputs.clone()); ctx.again = inputs")], "a copy is kept next to each input"),
     "no graph in backward": ([(", torch.enable_grad():", ":")], "does not require grad"),
     "another mask": ([("            torch.set_rng_state(ctx.random)\n", "")], "with dropout, step 1: the second forward drops other values"),
@@ -52,18 +48,11 @@ WRONG = all_wrong(15, {
         "let go of a block's activations",
     ),
     "in evaluation": ([("            outputs = ctx.block(inputs)\n", "            ctx.block.dropout = 0.0\n            outputs = ctx.block(inputs)\n")], "with dropout, step 1: "),
-    # Cheats: none of these is the student's own work.
-    "counts of another model": ([("    return 4 * layers * rows * (norm + up + gelu + down)\n", "    return 7888896\n")], "expected"),
+    # A cheat, which does not reach the process that judges.
     "gradients of zero": (
         [(IMPORT, "import torch\ntorch.equal = lambda *_: True\n"), ("outputs.backward(gradient)", "outputs.backward(gradient * 0)")],
         "without dropout, step 1: ",
     ),
-    "a count of one's own": (
-        [(APPLY, "    block.calls += 1\n    return block(inputs)\n")],
-        "everything is kept, as without a checkpoint",
-    ),
-    "says that it passed": ([(APPLY, "    print('all 5 checks passed')\n    return block(inputs)\n")], "everything is kept"),
-    "leaves": ([(IMPORT, "import os, torch\nprint('all 5 checks passed')\nos._exit(0)\n")], "exit code 0"),
     "the page's mask": ("lesson15.py.txt", "the second forward drops other values"),
     "the page's activations": ("lesson15-gelu.py.txt", "gelu's input or its output is left out"),
 })  # fmt: skip

@@ -26,7 +26,6 @@ GROW = """        if self.good == self.patience:
 EMPTY = """        for p in self.parameters:
             p.grad = None
 """
-IMPORT = "import torch\n"
 LOOKS_FIRST = "        finite = all(gradient.isfinite().all() for gradient in gradients)\n" + AVERAGE
 
 WRONG = all_wrong(16, {
@@ -68,18 +67,6 @@ WRONG = all_wrong(16, {
     "added up in 16 bits": ([(MEAN, '    mean = gradient / comm.world_size\n    comm.all_reduce(mean, "gradient")\n    return mean.float()\n')], "rounded to 16 bits: add up, divide and leave it in float32"),
     "unscaled in 16 bits": ([(AVERAGE, AVERAGE.replace("* self.scale\n", "\n            gradient.copy_(gradient.half() / self.scale)\n"))], "is divided by it in float32"),
     "gradients kept": ([(EMPTY, "")], "the gradients of the step before are added"),
-    # Cheats: none of these is the student's own work.
-    "torch without inf": (
-        [(IMPORT, "import torch\ntorch.Tensor.isfinite = lambda self: torch.ones_like(self, dtype=torch.bool)\n")],
-        "the step is made although a gradient is inf",
-    ),
-    "no fp16": ([(IMPORT, "import torch\ntorch.Tensor.half = lambda self: self\n"), (BACKWARD, "        loss.backward()\n"), ("self.comm.world_size * self.scale", "self.comm.world_size")], "fp16, large: "),
-    "names of dtypes": ([(CAST, "    model.seen = ['bfloat16'] * 2 if dtype == torch.bfloat16 else ['float16'] * 2\n    return (model(inputs) - targets).square().mean()\n")], "products are in"),
-    "a mean of one rank": ([(MEAN, '    mean = gradient.float()\n    comm.all_reduce(mean.clone(), "gradient")\n    return mean\n')], "fp16, large: "),
-    "near makes all equal": ([(IMPORT, "import torch\nfrom cos598d.tools.course import common\ncommon.near = lambda *_: True\n"), ("    mean /= comm.world_size\n", "")], "that is the sum"),
-    "a scale by heart": ([("    def step(self):\n", "    scales = iter([65536.0] * 99)\n\n    def step(self):\n"), (GROW, "        self.scale = next(self.scales)\n")], "the scale"),
-    "says that it passed": ([(BACKWARD, "        print('all 3 checks passed')\n        loss.backward()\n")], "small gradients became 0"),
-    "leaves": ([(IMPORT, "import os, torch\nprint('all 3 checks passed')\nos._exit(0)\n")], "exit code 0"),
     "the page's sum": ("lesson16.py.txt", "the sum was made in 16 bits"),
     "the page's step": ("lesson16-own.py.txt", "only the rank whose gradient was inf"),
 })  # fmt: skip

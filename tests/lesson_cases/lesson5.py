@@ -25,21 +25,6 @@ ADDS = """        mine = parts[(comm.rank - step) % n]
         pass_on(comm.rank + 1 - step, landing)
         mine += landing
 """
-BY_LIBRARY = """    n, rank = comm.world_size, comm.rank
-    comm.all_reduce(tensor)  #!
-    for part in tensor.clone().tensor_split(n) * 2:
-        if part.numel():
-            sending = comm.isend(part, (rank + 1) % n)
-            comm.recv(torch.empty_like(part), (rank - 1) % n)
-            sending.wait()
-"""
-OWN_CLASS = """    n, rank = comm.world_size, comm.rank
-    LessonComm.all_reduce(comm, tensor, "tensor")  #!
-    for part in [part for part in tensor.clone().tensor_split(n)[1:] if part.numel()] * 2:
-        sending = comm.isend(part, (rank + 1) % n)
-        comm.recv(torch.empty_like(part), (rank - 1) % n)
-        sending.wait()
-"""
 WHOLE = """    n, rank = comm.world_size, comm.rank
     total, going = tensor.clone(), tensor.clone()
     for s in range(n - 1):
@@ -66,28 +51,10 @@ STRAIGHT = """    n, rank = comm.world_size, comm.rank
         comm.recv(parts[source], source)
         sending.wait()
 """
-THROUGH_RANK_0 = """    if comm.rank == 0:
-        for other in range(1, comm.world_size):
-            landing = torch.empty_like(tensor)
-            comm.recv(landing, other)
-            tensor += landing
-        for other in range(1, comm.world_size):
-            comm.send(tensor, other)
-    else:
-        comm.send(tensor, 0)
-        comm.recv(tensor, 0)
-"""
-
 WRONG = all_wrong(5, {
     "the whole tensor, all send first": ("lesson5-deadlock.py.txt", "all send and none receives"),
-    "by the library, with messages for nothing": ([(BODY, BY_LIBRARY)], "is called: the sum has to be made of messages"),
-    "by the library's own class, with messages for nothing": (
-        [(BODY, OWN_CLASS), ("import torch\n", "import torch\nfrom cos598d.tools.exam.notes import LessonComm\n")],
-        "is called: the sum has to be made of messages",
-    ),
     "the whole tensor each time": ([(BODY, WHOLE)], "the whole tensor is sent each time"),
     "straight to their owners": ([(BODY, STRAIGHT)], "expected only one neighbour"),
-    "through rank 0": ([(BODY, THROUGH_RANK_0)], "the whole tensor is sent each time"),
     "by the library": ([(BODY, "    comm.all_reduce(tensor)\n")], "the sum has to be made of messages"),
     "another part goes out in the second half": ([(HAND_ROUND, HAND_ROUND.replace("rank - step", "rank - step - 1").replace("rank + 1 - step", "rank - step"))], "the first half was right"),
     "stops before the end of the second half": ([(HAND_ROUND, HAND_ROUND.replace("range(n - 1)", "range(n - 2)"))], "the first half was right"),

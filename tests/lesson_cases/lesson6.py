@@ -39,10 +39,6 @@ WRONG = all_wrong(6, {
     "all begun by the last hook": ([("self.order[len(self.calls)][1] in self.ready:", "len(self.ready) == len(self.order):")], "begins call 1 of 13 when 13 of 13 gradients are there"),
     "from the first layer on": ([("comm, parameters[::-1]", "comm, parameters")], "from the last layer to the first"),
     "waits in the hook": ([(BEGIN, f"            call = {CALL}; call.wait(); self.calls.append(call)\n")], "waits for all_reduce of last.bias while backward runs"),
-    "blocks in the hook": (
-        [(BEGIN, "            self.comm.all_reduce(following.grad, name); self.calls.append(None)\n"), (WAIT, "            pass\n")],
-        "waits for all_reduce of last.bias while backward runs",
-    ),
     "never waits": ([(WAIT, "            pass\n")], "is never waited for"),
     "takes the weight for its gradient": ([("all_reduce(following.grad,", "all_reduce(following.data,")], "was changed: only its gradient may change"),
     "divides in the hook": (
@@ -77,32 +73,5 @@ class Averager:
             call.wait()
             q.grad = buffer
         self.waiting, self.there, self.calls = list(self.order), [], []
-""",
-    "in the order of registration": """class Averager:
-    def __init__(self, comm, parameters):
-        self.comm, self.parameters = comm, parameters
-        self.place = {p: i for i, (_, p) in enumerate(parameters)}
-        # The last layers in pairs, so that a pair is a unit.
-        self.units = [parameters[i : i + 2] for i in range(0, len(parameters), 2)][::-1]
-        self.reset()
-        self.handles = [p.register_post_accumulate_grad_hook(self.mark) for _, p in parameters]
-
-    def reset(self):
-        self.done = [False] * len(self.parameters)
-        self.started = 0
-        self.calls = []
-
-    def mark(self, p):
-        self.done[self.place[p]] = True
-        while self.started < len(self.units) and all(self.done[self.place[q]] for _, q in self.units[self.started]):
-            for name, q in self.units[self.started]:
-                self.calls.append(self.comm.all_reduce(q.grad, name, async_op=True))
-            self.started += 1
-
-    def finish(self):
-        [call.wait() for call in self.calls]
-        for _, p in self.parameters:
-            p.grad.mul_(1 / self.comm.world_size)
-        self.reset()
 """,
 }

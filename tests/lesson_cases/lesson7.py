@@ -44,7 +44,6 @@ WRONG = all_wrong(7, {
     "all begun by the last hook": ([("self.missing[len(self.calls)] == 0:", "not any(self.missing):")], "begins call 1 of 7 when 13 of 13 gradients are there"),
     "dtypes mixed": ([(FULL, "if size > room:")], "a bucket has one dtype"),
     "one size for all": ([("room, dtype = bucket_bytes", "room, dtype = 512")], "makes 7 calls for 13 gradients in buckets of 1000 bytes, expected 5"),
-    "called an agreement": ([(FULL, "if True:"), ("async_op=True", "async_op=True, purpose='agreement'")], "one call for each bucket, not for each gradient"),
     "never divides": ([("            buffer /= self.comm.world_size\n", "")], "is the sum over 2 ranks"),
     "never begins again": ([(f"                {COPY}\n        self.begin()\n", f"                {COPY}\n")], "rank 1's gradients are wrong: mixed with earlier steps"),
     "not copied back": ([(COPY, "part.view_as(parameter)")], "keeps its own gradient"),

@@ -11,15 +11,9 @@ from cos598d.errors import UserError, one_line
 
 GRADIENT, WEIGHT, BUFFER, SCALAR, OTHER, NOTHING = "gradient", "weight", "buffer", "scalar", "other", "nothing"
 MOST_ENTRIES, MOST_ITERATIONS = 4000, 20_000
-ALL_REDUCE, BROADCAST, REDUCE, ALL_GATHER, REDUCE_SCATTER = (
-    "all_reduce",
-    "broadcast",
-    "reduce",
-    "all_gather",
-    "reduce_scatter",
-)
+BROADCAST, REDUCE, ALL_GATHER = "broadcast", "reduce", "all_gather"
 GATHER, SCATTER, ALL_TO_ALL, BARRIER, SEND, RECEIVE = "gather", "scatter", "all_to_all", "barrier", "send", "recv"
-FORMAT = "cos598d audit 5"
+FORMAT = "cos598d audit 6"
 BOOKS, BOOK, VERDICT = "books", "rank{rank}.json", "audit.json"
 RUNNING, ENDED = "running", "ended"
 MOST_BYTES = 256 << 20
@@ -96,12 +90,8 @@ class Call(TypedDict):
     elements: Count
     ranks: Count
     calls: Count
-    payload_bytes: Count
-    bytes_sent: Count
-    bytes_received: Count
     where: Where
     in_backward: bool
-    seconds: Seconds
     first_iteration: Count
 
 
@@ -188,7 +178,7 @@ class Sum(TypedDict):
 
 
 class _Book(TypedDict):
-    format: Literal["cos598d audit 5"]
+    format: Literal["cos598d audit 6"]
     run: str
     host: str
     script: str
@@ -207,8 +197,6 @@ class _Book(TypedDict):
     examined: Size
     seconds: Seconds
     own_seconds: Seconds
-    own_after: Seconds
-    seconds_after: Seconds  # the examined steps
     iterations_seen: Count
     model: dict[str, str | int | float]
     start: State
@@ -227,7 +215,7 @@ class _Book(TypedDict):
     backwards: Count
     batches: Count
     saved: list[Saved]
-    settings: list[Optimizer]  # at the last step
+    settings: list[Optimizer]  # at the first step of each
 
 
 _DECODER = msgspec.json.Decoder(_Book)

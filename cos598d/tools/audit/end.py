@@ -3,16 +3,15 @@
 import linecache
 import os
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cos598d.errors import ERROR, UsageError, UserError
 from cos598d.terminal.files import write_json
 from cos598d.terminal.printable import printable
-from cos598d.terminal.tables import as_text, filled
+from cos598d.terminal.tables import filled
 from cos598d.terminal.words import did_you_mean, number_of
-from cos598d.tools.audit.book import BOOKS, VERDICT, Book
+from cos598d.tools.audit.book import BOOKS, VERDICT
 from cos598d.tools.audit.exchange import read_books
 from cos598d.tools.audit.judge import judge
 from cos598d.tools.audit.judge.verdict import FAULT, NOTE, WASTE, AuditFinding, AuditVerdict
@@ -31,7 +30,7 @@ _HEADS = {FAULT: ("fault", "faults"), WASTE: ("waste", "wastes"), NOTE: ("note",
 FAULTS_FOUND, CANNOT_TELL, NOTHING_JUDGED = 3, 4, 5  # the exit codes with --strict
 
 
-def card(verdict: AuditVerdict, books: Sequence[Book]) -> str:
+def card(verdict: AuditVerdict) -> str:
     """The whole text."""
     seen = verdict.seen
     ranks = f"{seen.ranks} of {seen.world_size} ranks" if seen.ranks < seen.world_size else f"{seen.ranks} ranks"
@@ -47,8 +46,6 @@ def card(verdict: AuditVerdict, books: Sequence[Book]) -> str:
     lines += [filled(f"Not judged: {printable(each)}", "  ") for each in verdict.not_judged]
     if not seen.judged and not verdict.of(FAULT):
         lines.append(filled(f"To do: {_TO_DO}", "  "))
-    if table := ledger(books):
-        lines += ["", table]
     return "\n".join(lines)
 
 
@@ -59,9 +56,7 @@ def _result(verdict: AuditVerdict) -> str:
     what = f"{number_of(faults, 'fault')} found" if faults else sure
     judged = f"gradients judged in {seen.judged} of {seen.steps} steps"
     cost = f"The audit took {seen.own_seconds:.2f} of {seen.seconds:.1f} s."
-    examined = number_of(seen.examined, "examined step")
-    after = f" After the {examined} it costs {100 * seen.own_share_after:.1f} % of each step."
-    return filled(f"{what}; {judged}. {cost}{after if seen.own_share_after else ''}")
+    return filled(f"{what}; {judged}. {cost}")
 
 
 def _finding(finding: AuditFinding, number: int, of: int) -> list[str]:
@@ -78,31 +73,6 @@ def _finding(finding: AuditFinding, number: int, of: int) -> list[str]:
     if finding.consequences:
         lines.append(filled("also: " + "; ".join(WORDS[name].title for name in finding.consequences) + ".", "  "))
     return lines
-
-
-def ledger(books: Sequence[Book]) -> str:
-    """The calls of the lowest rank, by operation, what they carried and the line: calls, bytes by formula, seconds."""
-    if not books or not books[0]["ledger"]:
-        return ""
-    sums: dict[tuple, list[float]] = {}
-    for entry in books[0]["ledger"]:
-        file, line, _ = entry["where"]
-        place = f"{os.path.basename(file)}:{line}" if file else "-"
-        when = "start" if entry["first_iteration"] == 0 else "steps"
-        key = (when, entry["op"], entry["kind"], place, entry["in_backward"])
-        found = sums.setdefault(key, [0, 0, 0, 0, 0.0])
-        for number, name in enumerate(("calls", "payload_bytes", "bytes_sent", "bytes_received", "seconds")):
-            found[number] += entry[name]
-    rows = [["when", "call", "carries", "line", "calls", "payload MB", "sent MB", "received MB", "s"]]
-    for (when, op, kind, place, in_backward), values in sums.items():
-        calls, *moved, seconds = values
-        carries = kind + (f", {calls / max(books[0]['iterations_seen'], 1):.3g} per step" if in_backward else "")
-        took = "in backward" if in_backward else f"{seconds:.3f}"
-        rows.append(
-            [when, op, carries, printable(place, 60), str(int(calls)), *(f"{e / 1e6:.3f}" for e in moved), took]
-        )
-    rank = books[0]["rank"]
-    return f"Calls of rank {rank}; sent and received by gloo's formulas:\n{as_text(rows, numbers=True)}"
 
 
 def check_ignored(flags: AuditFlags) -> None:
@@ -134,7 +104,7 @@ def conclude(folder: Path, flags: AuditFlags, code: int, is_new: bool = True) ->
         fix = "Give another --output_dir."
         print(f"{ERROR}{folder / VERDICT} cannot be written ({error.strerror}). {fix}", file=sys.stderr)
         return code
-    print(f"{card(verdict, books)}\noutput: {folder}", flush=True)
+    print(f"{card(verdict)}\noutput: {folder}", flush=True)
     return _strict(verdict, flags) if flags.strict and not code else code
 
 

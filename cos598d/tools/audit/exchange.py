@@ -17,7 +17,6 @@ from cos598d.terminal.files import write_whole
 from cos598d.tools.audit.book import BOOK, BOOKS, ENDED, MOST_BYTES, Book, read_book
 
 WAIT_SECONDS = 60.0  # for ranks that are still about to end
-STOPPED_SECONDS = 3.0  # for those that are asked to end like this one
 _POLL_SECONDS = 0.05
 _PREFIX = "cos598d_audit"
 
@@ -83,11 +82,10 @@ class Counter:
         raise UserError(f"the results of rank {rank} did not arrive complete. Audit the script again.")
 
 
-def collect(folder: Path, book: Book, counter: Counter | None, seconds: float = WAIT_SECONDS) -> None:
-    """On rank 0: wait until the other ranks' books are complete in the folder, for at most `seconds`, and not for
-    processes that have ended."""
+def collect(folder: Path, book: Book, counter: Counter | None) -> None:
+    """On rank 0: wait until the other ranks' books are complete, but not for processes that have ended."""
     waiting = set(range(1, book["world_size"]))
-    deadline = time.monotonic() + seconds
+    deadline = time.monotonic() + WAIT_SECONDS
     while waiting and time.monotonic() < deadline:
         for rank in sorted(waiting):
             if _is_there(folder, rank, book, counter):

@@ -24,9 +24,8 @@ class AuditFlags:
     )
     ignore: str | None = flag(None, "findings to ignore, such as same_dropout,barrier_each_step", metavar="NAME,NAME")
     strict_on: str = flag("fault", "the mildest finding that --strict counts: {choices}", choices=LEVELS)
-    launch: bool = flag(False, "run a command that starts the ranks itself, such as mpirun -n 2 python train.py")
     timeout: float | None = flag(
-        None, "with --world_size or --launch: stop the script after X seconds, and judge the steps so far", above=0
+        None, "with --world_size: stop the script after X seconds, and judge the steps so far", above=0
     )
     world_size: int | None = flag(
         None,

@@ -3,78 +3,24 @@
 import contextlib
 import os
 import secrets
-import select
-import signal
-import socket
 import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 from cos598d.errors import one_line
 from cos598d.terminal.files import write_json
 from cos598d.tools.audit.book import Book
-from cos598d.tools.audit.exchange import (
-    STOPPED_SECONDS,
-    WAIT_SECONDS,
-    Counter,
-    book_path,
-    collect,
-    earlier_worlds,
-    remove_books,
-)
+from cos598d.tools.audit.exchange import Counter, book_path, collect, earlier_worlds, remove_books
 from cos598d.tools.audit.options import Told
 from cos598d.tools.audit.watch.observer import Observer
 from cos598d.tools.audit.watch.writing import book_of
 from cos598d.world.network import network_identity
 
 _TICK_SECONDS = 2.0  # between two books of a rank that trains, or hangs
-_STORE_SECONDS = 1.0
 _current: "Rank | None" = None
 _is_installed = False
-
-
-class Ticks:
-    """From `__init__` to `close`, calls `tick` every two seconds, and `stopped` when SIGTERM asks the process to end,
-    unless the script has a handler of its own. For the main thread.
-
-    Python calls a signal's handler when the main thread comes back from C++, which it never does in a hang. So a thread
-    reads what Python writes into a socket at once when a signal comes.
-    """
-
-    def __init__(self, tick: Callable[[], None], stopped: Callable[[], None]):
-        self._tick, self._stopped, self._is_over = tick, stopped, threading.Event()
-        self._read, self._write = socket.socketpair()
-        self._write.setblocking(False)
-        if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
-            signal.signal(signal.SIGTERM, self._ask)
-        signal.set_wakeup_fd(self._write.fileno(), warn_on_full_buffer=False)
-        threading.Thread(target=self._watch, daemon=True, name="cos598d audit").start()
-
-    def close(self) -> None:
-        """The script is over, or this is a fork of it: signals are Python's again."""
-        self._is_over.set()
-        signal.set_wakeup_fd(-1)
-        if self._is_ours():
-            signal.signal(signal.SIGTERM, signal.SIG_DFL)
-
-    def _is_ours(self) -> bool:
-        return signal.getsignal(signal.SIGTERM) == self._ask
-
-    def _ask(self, number: int, frame: FrameType | None) -> None:
-        """Nothing to do: the thread does it."""
-
-    def _watch(self) -> None:
-        while not self._is_over.is_set():
-            is_asked = bool(select.select([self._read], [], [], _TICK_SECONDS)[0])
-            if self._is_over.is_set():
-                return
-            if is_asked and signal.SIGTERM in self._read.recv(64) and self._is_ours():
-                self._stopped()
-            elif not is_asked:
-                self._tick()
 
 
 class Rank:
@@ -95,13 +41,11 @@ class Rank:
         self._calls = -1  # that were made until the last tick
         self._writes = threading.Lock()
         self.trouble = ""  # why the book could not be written
-        self.is_stopped = False
         self._began = time.perf_counter()
         self.observer = Observer(told.steps, self._opened, self._keep)
         self.book: Book | None = None
-        self._ticks: Ticks | None = None
-        if threading.current_thread() is threading.main_thread():
-            self._ticks = Ticks(self._tick, self._stopped)
+        self._is_over = threading.Event()
+        threading.Thread(target=self._tick, daemon=True, name="cos598d audit").start()
         if not _is_installed:
             _is_installed = True
             os.register_at_fork(after_in_child=_forget)
@@ -118,11 +62,8 @@ class Rank:
         global _current  # noqa: PLW0603
         if _current is not self:
             return exit_code
-        if self.is_stopped:
-            threading.Event().wait()  # the thread that is about to end this process
         _current = None
-        if self._ticks is not None:
-            self._ticks.close()
+        self._is_over.set()
         self.observer.guard(self.observer.open)()
         self.observer.close()
         if self.observer.is_open:
@@ -133,8 +74,7 @@ class Rank:
     def collect(self) -> None:
         """Rank 0, when its book is complete: wait for the others'."""
         if self.book is not None:
-            seconds = STOPPED_SECONDS if self.is_stopped else WAIT_SECONDS
-            collect(Path(self.told.folder), self.book, None if self.is_stopped else self._counter, seconds)
+            collect(Path(self.told.folder), self.book, self._counter)
 
     def _opened(self) -> None:
         """There is a process group: who this is, and where rank 0's book will be."""
@@ -164,23 +104,10 @@ class Rank:
 
     def _tick(self) -> None:
         """On a thread: write what was seen so far, but not in the middle of an examined step, unless it hangs there."""
-        calls, self._calls = self._calls, self.observer.recent.count
-        if self.observer.is_open and (calls == self._calls or not self.observer.steps.is_examined):
-            self._write()
-
-    def _stopped(self) -> None:
-        """On a thread: the process is asked to end, and its main thread may wait in a call for good."""
-        code = 128 + signal.SIGTERM
-        if _current is self and self.observer.is_open:
-            self.is_stopped = True
-            asking = threading.Thread(target=self._ask, daemon=True)  # the main thread may hold the store
-            asking.start()
-            asking.join(_STORE_SECONDS)
-            self._write()
-            code = self._say(self, code) if self._say else code
-            if self.number:
-                time.sleep(_TICK_SECONDS)  # the others write a book before this one's end fails their calls
-        _exit_at_once(code)
+        while not self._is_over.wait(_TICK_SECONDS):
+            calls, self._calls = self._calls, self.observer.recent.count
+            if self.observer.is_open and (calls == self._calls or not self.observer.steps.is_examined):
+                self._write()
 
     def _ask(self) -> None:
         """Ask the store who the run and its judge are, as soon as it can be known: at the end it may be gone, and torch
@@ -221,24 +148,20 @@ def _forget() -> None:
     if _current is not None:
         _current.observer.failed = "a fork"
         with contextlib.suppress(Exception):
-            if _current._ticks is not None:
-                _current._ticks.close()  # its signals are its own
             _current.observer.close()
     _current = None
 
 
-_exit_at_once: Callable[[int], Any] = os._exit
-
-
 def _leave_a_book_at_exit() -> None:
     """Let `os._exit`, which ends a process at once, complete the book first."""
+    system: Any = os
+    exit_at_once = os._exit
 
     def leave(status: int) -> None:
         rank = _current
         if rank is not None and rank._pid == os.getpid():
             with contextlib.suppress(Exception):
                 status = rank.end(status, "")
-        _exit_at_once(status)
+        exit_at_once(status)
 
-    system: Any = os
     system._exit = leave

@@ -1,21 +1,18 @@
 """Somebody's script, run in this process as `python script.py` would run it."""
 
+import contextlib
 import importlib.util
 import linecache
 import os
+import runpy
 import sys
 import traceback
-import types
 from collections.abc import Sequence
-from importlib.abc import InspectLoader
-from importlib.machinery import ModuleSpec, SourceFileLoader
 from pathlib import Path
-from types import CodeType
 
 from cos598d.errors import UsageError
 from cos598d.terminal.printable import printable
 
-_OURS = str(Path(__file__).resolve().parents[2]) + os.sep
 MODULE = "-m "  # begins a script that is a module
 
 
@@ -31,33 +28,21 @@ def words_of(path: str) -> list[str]:
     return ["-m", path.removeprefix(MODULE)] if path.startswith(MODULE) else [path]
 
 
-def _spec_of(name: str) -> ModuleSpec:
-    """The place of a module's code, or of a package's `__main__`. Raises UsageError if there is none."""
-    try:
-        spec = importlib.util.find_spec(name)
-        if spec is not None and spec.submodule_search_locations is not None:
-            spec = importlib.util.find_spec(f"{name}.__main__")
-    except (ImportError, ValueError, AttributeError):
-        spec = None
-    if spec is None or not spec.origin or not isinstance(spec.loader, InspectLoader):
-        raise UsageError(
-            f"-m {printable(name)} is not a module here. Start the audit in the folder where python -m finds it."
-        )
-    return spec
-
-
-def load(path: str) -> CodeType:
-    """The code of a script, or of a module. Raises UsageError if there is none, or if it is not Python."""
+def check(path: str) -> None:
+    """Raise UsageError if there is no such script, or module, or if it is not Python."""
     if path.startswith(MODULE):
         sys.path.insert(0, os.getcwd())
-        path = _spec_of(path.removeprefix(MODULE)).origin or ""
-        del sys.path[0]
+        with contextlib.suppress(ImportError, ValueError):
+            if importlib.util.find_spec(path.removeprefix(MODULE)):
+                return
+        fix = "Start the audit in the folder where python -m finds it."
+        raise UsageError(f"{printable(path)} is not a module here. {fix}")
     if not os.path.exists(path):
         raise UsageError(f"{path} does not exist. Give the script to audit, or the folder of an audit.")
     if not os.path.isfile(path):
         raise UsageError(f"{path} is not a file. Give the script to audit.")
     try:
-        return compile(Path(path).read_bytes(), path, "exec", dont_inherit=True)
+        compile(Path(path).read_bytes(), path, "exec", dont_inherit=True)
     except OSError as error:
         raise UsageError(f"{path} cannot be read ({error.strerror}). Give the script to audit.") from None
     except (SyntaxError, ValueError) as error:
@@ -66,34 +51,32 @@ def load(path: str) -> CodeType:
         raise UsageError(f"{path} is not Python ({printable(said, 100)}{line}). Give a script in Python.") from None
 
 
-def run(code: CodeType, path: str, words: Sequence[str]) -> tuple[int, str]:
-    """Run a script's code as the main program; return its exit code, and the error that ended it ("": none).
+def run(path: str, words: Sequence[str]) -> tuple[int, str]:
+    """Run a script as the main program; return its exit code, and the error that ended it ("": none).
 
     A traceback is printed as Python would print it, without the frames that led to the script.
     """
-    main = types.ModuleType("__main__")
-    sys.path[0] = os.path.dirname(os.path.abspath(path))
-    if path.startswith(MODULE):
-        sys.path[0] = os.getcwd()
-        spec = _spec_of(path.removeprefix(MODULE))
-        main.__dict__.update(__spec__=spec, __package__=spec.parent)
-        path = spec.origin or ""
-    main.__dict__.update(__file__=path, __builtins__=__builtins__, __loader__=SourceFileLoader("__main__", path))
-    sys.modules["__main__"] = main
+    is_module = path.startswith(MODULE)
+    sys.path[0] = os.getcwd() if is_module else os.path.dirname(os.path.abspath(path))
     sys.argv = [path, *words]
     linecache.checkcache()
     # The script gets plain streams, without the guards of the program's own.
     sys.stdout, sys.stderr = sys.__stdout__ or sys.stdout, sys.__stderr__ or sys.stderr
     try:
-        exec(code, main.__dict__)
+        if is_module:
+            runpy.run_module(path.removeprefix(MODULE), run_name="__main__", alter_sys=True)
+        else:
+            runpy.run_path(path, run_name="__main__")
     except SystemExit as asked:
         return exit_code(asked.code), ""
     except KeyboardInterrupt:
         traceback.print_exc(limit=-3)
         return 130, "interrupted (Ctrl-C)"
     except BaseException as error:
+        from cos598d.tools.audit.watch.places import is_library  # which loads torch
+
         frames = error.__traceback__
-        while frames is not None and frames.tb_frame.f_code.co_filename.startswith(_OURS):
+        while frames is not None and is_library(frames.tb_frame.f_code.co_filename):
             frames = frames.tb_next
         sys.excepthook(type(error), error, frames)
         return 1, told(error)

@@ -3,7 +3,6 @@
 import math
 import os
 import secrets
-import shutil
 import socket
 import subprocess
 import sys
@@ -15,7 +14,7 @@ from cos598d.errors import UsageError
 from cos598d.terminal.children import end_all, exit_code_of, wait_together
 from cos598d.terminal.program import ends_with_parent, own_environment
 from cos598d.tools.audit import script
-from cos598d.tools.audit.anywhere import environment, install
+from cos598d.tools.audit.anywhere import RUN, environment, install
 from cos598d.tools.audit.exchange import remove_books
 from cos598d.tools.audit.options import Told
 from cos598d.world.network import DEFAULT_IP
@@ -23,9 +22,8 @@ from cos598d.world.network import DEFAULT_IP
 if TYPE_CHECKING:
     from cos598d.tools.audit.rank import Rank
 
-RUN = "COS598D_AUDIT_RUN"  # the run's name, in a rank whose launcher judges
 _FAILED_SECONDS = 10.0  # when a rank has failed, the others have this long to notice
-_STOP_SECONDS = 5.0  # to write a book
+_STOP_SECONDS = 5.0  # to end by themselves
 
 
 def filled(words: Sequence[str], values: Mapping[str, object]) -> list[str]:
@@ -40,14 +38,14 @@ def audit_script(told: Told, words: Sequence[str], say: Callable[["Rank", int], 
     """Run the script under observation, as this rank, and return the exit code that `say` returns for its own."""
     from cos598d.tools.audit.rank import Rank  # it loads torch
 
-    code = script.load(told.script)
+    script.check(told.script)
     if not told.run:
         remove_books(Path(told.folder))  # no rank has a book before all are there
     # The ranks that it starts by itself do not judge: this process does, when they have ended.
     os.environ |= environment(told.folder, told.steps, told.run or secrets.token_hex(8))
     install()
     rank = Rank(told, say)
-    exit_code, error = script.run(code, told.script, words)
+    exit_code, error = script.run(told.script, words)
     sys.stdout = sys.__stdout__ or sys.stdout  # the script may have put a file there
     return rank.end(exit_code, error)
 
@@ -89,24 +87,6 @@ def start_ranks(
         return exit_code_of(failed[1]) if failed else 0
     finally:
         end_all(ranks, _STOP_SECONDS)
-
-
-def start_launcher(told: Told, command: Sequence[str], seconds: float = math.inf) -> int:
-    """Run a command that starts the ranks by itself, wait for it, and return its exit code.
-
-    Raises UsageError for one that cannot be started, and TimeoutError as `start_ranks`.
-    """
-    if shutil.which(command[0]) is None:
-        raise UsageError(
-            f"there is no program {command[0]} on this machine. Give a command after --launch, such as mpirun -n 2 ..."
-        )
-    environ = os.environ | environment(told.folder, told.steps, told.run)
-    launcher = subprocess.Popen(ends_with_parent(command), env=environ)
-    try:
-        failed = wait_together([launcher], lambda _: 0.0, seconds)
-        return exit_code_of(failed[1]) if failed else 0
-    finally:
-        end_all([launcher], _STOP_SECONDS)
 
 
 def free_port(asked: int | None = None) -> int:

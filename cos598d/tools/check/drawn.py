@@ -13,9 +13,9 @@ import numpy as np
 import torch
 from torch import nn
 
-HALVES = (torch.float16, torch.bfloat16)
 MOST_PARTS, STEPS = 4, 37
 Gradients = dict[str, torch.Tensor]
+Right = tuple[list[dict[str, torch.Tensor | None]], Gradients]
 
 
 @dataclass(frozen=True)
@@ -39,32 +39,16 @@ class Drawn:
 class DrawnStep:
     """One step: its backward passes, and their surroundings.
 
-    within: whether all passes except the last are within no_sync. scale: of the loss. breaks_off: whether before them a
-    forward within no_sync ends in an exception, which the script catches. infinite: the rank whose gradient has a
-    non-finite number, or -1. zeroes: whether the previous step ends with zero_grad(set_to_none=False).
+    within: whether all passes except the last are within no_sync. scale: of the loss. infinite: the rank whose gradient
+    has a non-finite number, or -1. zeroes: whether the previous step ends with zero_grad(set_to_none=False).
     """
 
     number: int
     parts: int = 1
     within: bool = True
     scale: float = 1.0
-    breaks_off: bool = False
     infinite: int = -1
     zeroes: bool = False
-
-    def facts(self) -> dict[str, bool]:
-        """What may distinguish it from other steps, in words."""
-        several = self.parts > 1
-        found = {f"with {count} backward passes": self.parts == count for count in range(2, MOST_PARTS + 1)}
-        return found | {
-            "with more than one backward pass": several,
-            "with backward passes within no_sync": several and self.within,
-            "with several backward passes without no_sync": several and not self.within,
-            "where the loss is scaled": self.scale != 1,
-            "after an exception within no_sync": self.breaks_off,
-            "after zero_grad(set_to_none=False)": self.zeroes,
-            "with an overflow": self.infinite >= 0,
-        }
 
     def words(self) -> str:
         """Its description."""
@@ -121,9 +105,6 @@ class Draw:
             values = each.values(own).mul_(size)
             if step.number and (kind < 0.1 or (kind < 0.2 and rank != one)):
                 values.zero_()  # of all ranks, or of all except one; in the first step every element counts
-            elif step.number and kind < 0.25:
-                values.zero_()
-                values[at] = size
             if step.infinite == rank and place == step.number % len(self.tensors):
                 values[at] = (float("nan"), float("inf"), -float("inf"))[step.number % 3]
             if not (self.may_be_unused and place and (nowhere or not users[rank])):
@@ -131,32 +112,24 @@ class Draw:
         return found
 
     @functools.lru_cache(maxsize=100)  # noqa: B019 - draws are few, and live as long as the check
-    def own(self, step: DrawnStep) -> list[dict[str, torch.Tensor | None]]:
-        """Every rank's own gradients of the step, summed over its passes, in float64."""
+    def right(self, step: DrawnStep) -> Right:
+        """Every rank's own gradients, summed over its passes, in float64; and by element how far a correct mean may be
+        off: half an eps per rounding of what is added."""
         by_rank: list[dict[str, torch.Tensor | None]] = []
+        bounds = {each.name: torch.zeros(each.shape, dtype=torch.float64) for each in self.tensors}
         for rank in range(self.ranks):
             sums: dict[str, torch.Tensor | None] = {each.name: None for each in self.tensors}
             for part in range(step.parts):
                 for name, values in self.gradients(step, part, rank).items():
                     term, before = values.double() * step.scale, sums[name]
                     sums[name] = term if before is None else before + term
+                    bounds[name] += term.abs()
             by_rank.append(sums)
-        return by_rank
-
-    @functools.lru_cache(maxsize=100)  # noqa: B019
-    def bounds(self, step: DrawnStep) -> Gradients:
-        """How far a correct mean may be off, by tensor and element: half an eps per rounding of what is added."""
-        found = {}
-        passes = [self.gradients(step, part, rank) for rank in range(self.ranks) for part in range(step.parts)]
+        roundings = 2 * (self.ranks + step.parts * (1 if step.within else self.ranks) + 2)
         for each in self.tensors:
-            total = torch.zeros(each.shape, dtype=torch.float64)
-            for gradients in passes:
-                if each.name in gradients:
-                    total += gradients[each.name].double().abs() * step.scale
-            kind = torch.finfo(each.dtype)
-            roundings = 2 * (self.ranks + step.parts * (1 if step.within else self.ranks) + 2)
-            found[each.name] = roundings * (kind.eps / 2 * total / self.ranks + kind.smallest_normal * kind.eps)
-        return found
+            kind, total = torch.finfo(each.dtype), bounds[each.name]
+            bounds[each.name] = roundings * (kind.eps / 2 * total / self.ranks + kind.smallest_normal * kind.eps)
+        return by_rank, bounds
 
 
 @functools.lru_cache(maxsize=8)
@@ -169,7 +142,6 @@ def models(seed: int, ranks: int) -> tuple[Draw, ...]:
     kinds[int(random.integers(len(shapes)))] = torch.float64
     long = [(int(random.integers(1_050_000, 1_300_000)),), (), _shape_of(int(random.integers(70_000, 200_000)), random)]
     powers = [512, 512, *(2**k for k in range(10, 17)), *(2**k for k in range(16, 9, -1)), 512, 512]
-    tens = [1_000, 9_000, 90_000, 90_000, 9_000, 1_000]
     halves = [(), (3,), _shape_of(int(random.integers(1_000, 9_000)), random), (int(random.integers(66_000, 99_000)),)]
     strided = [(int(random.integers(2, 40)), 7), (3, 5, int(random.integers(2, 30))), (64, 65)]
     steps = tuple(DrawnStep(number, parts=1 + number % 2) for number in range(4))
@@ -177,18 +149,13 @@ def models(seed: int, ranks: int) -> tuple[Draw, ...]:
     def draw(label: str, tensors: tuple[Drawn, ...], count: int) -> Draw:
         return Draw(seed, label, ranks, tensors, steps[:count])
 
-    plain = [torch.float32] * len(powers)
     odd = tuple(Drawn(f"t{place}", shape, is_strided=True) for place, shape in enumerate(strided))
-    mixed = draw("tensors of any size", _named(shapes, kinds, random), 4)
+    dtypes = [torch.float16, torch.bfloat16] * 4
     return (
-        replace(mixed, sizes=(-40, 40), may_be_unused=True),
+        replace(draw("tensors of any size", _named(shapes, kinds, random), 4), sizes=(-40, 40), may_be_unused=True),
         draw("long tensors", _named(long, [torch.float32, torch.float32, torch.float64], random), 1),
-        draw("sizes of powers of 2", _named([(n,) for n in powers], plain, None), 2),
-        draw("sizes of powers of 10", _named([(n,) for n in tens], plain, None), 2),
-        *(
-            replace(draw(f"{str(kind)[6:]} tensors", _named(halves, [kind] * 3 + plain, random), 2), may_refuse=True)
-            for kind in HALVES
-        ),
+        draw("sizes of powers of 2", _named([(n,) for n in powers], [torch.float32] * len(powers), None), 2),
+        replace(draw("half precision", _named(halves * 2, sorted(dtypes, key=str), random), 2), may_refuse=True),
         replace(draw("tensors that are not contiguous", odd, 2), may_refuse=True),
     )
 
@@ -207,15 +174,14 @@ def training(seed: int, ranks: int, label: str, count: int = STEPS) -> Draw:
             random.shuffle(passes)
         parts, within = passes[number % len(passes)]
         scale = 1.0 if random.random() < 0.5 else float(2.0 ** random.choice([-2, 3, 10, 16]))
-        breaks_off, zeroes = number > 2 and random.random() < 0.1, number % 3 == 2
-        steps.append(DrawnStep(number, parts, within, scale, breaks_off, zeroes=zeroes))
+        steps.append(DrawnStep(number, parts, within, scale, zeroes=number % 3 == 2))
     return Draw(seed, label, ranks, _named(shapes, kinds, random), tuple(steps))
 
 
 def many_steps(seed: int, ranks: int) -> tuple[Draw, Draw]:
     """Steps that use all tensors, and steps that leave some out."""
     other = training(seed, ranks, "many steps that leave tensors out")
-    plain = tuple(replace(step, within=True, breaks_off=False, zeroes=False) for step in other.steps)
+    plain = tuple(replace(step, within=True, zeroes=False) for step in other.steps)
     return training(seed, ranks, "many steps"), replace(other, steps=plain, may_be_unused=True)
 
 
@@ -224,9 +190,8 @@ def overflowing(seed: int, ranks: int) -> Draw:
     draw, random = training(seed, ranks, "steps that overflow", 10), _random(seed, "overflow", ranks)
     odd = {int(number): int(random.integers(ranks)) for number in random.permutation(9)[: random.integers(3, 6)]}
     odd[3] = ranks - 1
-    return replace(
-        draw, steps=tuple(replace(step, infinite=odd.get(step.number, -1), zeroes=False) for step in draw.steps)
-    )
+    steps = (replace(step, infinite=odd.get(step.number, -1), zeroes=False) for step in draw.steps)
+    return replace(draw, steps=tuple(steps))
 
 
 def _random(seed: int, label: str, *numbers: int) -> np.random.Generator:

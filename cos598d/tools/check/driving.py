@@ -6,7 +6,6 @@ every gradient is the average. The calls are those that torch's dispatcher sees,
 
 import contextlib
 import inspect
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,7 +21,7 @@ from cos598d.parallel import Parallel, data_parallel
 from cos598d.records.conventions import AGREEMENT, GRADIENTS
 from cos598d.sync import get_sync
 from cos598d.tools.exam.models import Shape, gradients_of, local_batch, toy_model
-from cos598d.tools.exam.notes import LessonComm, Tell
+from cos598d.tools.exam.notes import LessonComm
 
 # Ways of cutting buckets, for syncs that have them: the default, almost one per tensor, one for all.
 BUCKETS: dict[str, dict[str, float]] = {
@@ -136,9 +135,8 @@ class Notes:
 
     def __init__(self, comm: LessonComm, ledger: Ledger):
         self._comm, self._ledger, self.count = comm, ledger, 0
-        self._tell: Tell = comm.tell
         self._numbers: dict[int, tuple[int, dist.Work]] = {}  # by id; the work is kept, so that no other gets its id
-        self._tell("through", "dist")
+        comm.tell("through", "dist")
 
     def begin(self, call: DispatchedCall) -> None:
         """A call has begun."""
@@ -146,15 +144,12 @@ class Notes:
             return
         if call.group.size() != self._comm.world_size:
             return
-        first = call.tensors[0]
-        name = self._ledger.named or call.op
-        shape = [*first.shape] if len(call.tensors) == 1 else [sum(each.numel() for each in call.tensors)]
-        is_message = call.op in ("send", "recv")
-        peer = call.root if is_message or call.op in ("broadcast", "gather", "scatter", "reduce") else None
-        dtype = str(first.dtype).removeprefix("torch.")
-        number = self._comm.next_number()
+        first, *others = call.tensors
+        shape = (sum(each.numel() for each in call.tensors),) if others else first.shape
+        tensor = torch.empty(shape, dtype=first.dtype, device="meta")  # only the size is told, also of a sparse one
+        peer = call.root if call.op in ("send", "recv", "broadcast", "gather", "scatter", "reduce") else None
+        number = self._comm.begin(call.op, tensor, self._ledger.named or call.op, peer, False)
         self.count += 1
-        self._tell("begin", call.op, name, shape, dtype, peer, self._comm.line(), 0, time.perf_counter())
         self._numbers[id(call.work)] = number, call.work
 
     def wait(self, work: dist.Work, call: Any) -> Any:
@@ -162,7 +157,7 @@ class Notes:
         number, _ = self._numbers.pop(id(work), (None, None))
         if number is None:
             return call()
-        self._tell("waits", number, self._comm.line(), False)
+        self._comm.tell("waits", number, self._comm.line(), False)
         return self._comm.watched(number, call)
 
 

@@ -6,11 +6,11 @@ from typing import Any
 import torch
 
 from cos598d.tools.check.driving import Run, Step
-from cos598d.tools.check.patterns import only_in
 from cos598d.tools.exam.explain import Gradients, explain, is_wrong, mean_of
 from cos598d.tools.exam.models import SMALL, Shape, own_gradients, toy_model
 from cos598d.tools.exam.ranks import World
 
+LEAST = 3  # of steps that must agree with a rule
 Values = Sequence[Sequence[dict[str, Any] | None]]  # by rank, by run
 
 
@@ -39,7 +39,16 @@ def are_means(
         rank, words, numbers = told
         lost = _lost_pass(by_rank[rank]["grads"][first], seed, run, first, world.size)
         where = f" (with {run.label})" if run.label else ""
-        world.fail((lost or words) + only_in(wrong) + where, rank, numbers)
+        world.fail((lost or words) + _only_in(wrong) + where, rank, numbers)
+
+
+def _only_in(wrong: Sequence[bool]) -> str:
+    """Whether all steps after some right ones are wrong, or every second one; "" if neither is known."""
+    first = [*wrong].index(True)
+    if first and all(wrong[first:]) and len(wrong) - first >= LEAST:
+        return f" (right only for the first {first} step{'' if first == 1 else 's'})"
+    is_second = [place % 2 == first % 2 for place in range(len(wrong))]
+    return " (right only in every second step)" if len(wrong) > LEAST and is_second == [*wrong] else ""
 
 
 def are_weights(world: World, by_rank: Sequence[Any], seed: int, shape: Shape) -> None:

@@ -33,11 +33,11 @@ class Parts:
 
 
 class TransformerLayer(nn.Module):
-    """A layer of a transformer: attention, then two linear layers, each with a residual connection."""
+    """A layer of a transformer: attention, then two linear layers, each with dropout and a residual connection."""
 
-    def __init__(self, width: int):
+    def __init__(self, width: int, dropout: float = 0.0):
         super().__init__()
-        self.norm = nn.LayerNorm(width)
+        self.norm, self.dropout = nn.LayerNorm(width), nn.Dropout(dropout)
         self.query, self.value = nn.Linear(width, width), nn.Linear(width, width)
         self.key = nn.Linear(width, width, bias=False)  # softmax would cancel a bias
         self.wide, self.narrow = nn.Linear(width, 2 * width + 1), nn.Linear(2 * width + 1, width)
@@ -46,8 +46,8 @@ class TransformerLayer(nn.Module):
         """(batch, tokens, width), for input and output."""
         normed = self.norm(state)
         scores = self.query(normed) @ self.key(normed).transpose(1, 2)
-        state = state + scores.softmax(dim=-1) @ self.value(normed)
-        return state + self.narrow(torch.tanh(self.wide(state)))
+        state = state + self.dropout(scores.softmax(dim=-1) @ self.value(normed))
+        return state + self.dropout(self.narrow(torch.tanh(self.wide(state))))
 
 
 class ProofModel(nn.Module):

@@ -9,7 +9,6 @@ import torch
 from cos598d.comm.ledger import Ledger
 from cos598d.tools.check.drawn import Draw, DrawnStep
 from cos598d.tools.check.driving import BUCKETS, noted, wrap
-from cos598d.tools.check.patterns import only_in
 from cos598d.tools.exam.explain import Gradients, explain, mean_of
 from cos598d.tools.exam.models import gradients_of
 from cos598d.tools.exam.notes import LessonComm
@@ -17,10 +16,6 @@ from cos598d.tools.exam.ranks import World
 
 # For float32 sums of random numbers, with a common sign: a rounded 1/n has an error of half an eps, 6e-8.
 MOST_DRIFT = 8e-8
-
-
-class _BrokenOff(Exception):
-    """What a script catches: a batch that ends in an exception."""
 
 
 def drive_drawn(comm: LessonComm, module: Any, name: str, draws: Sequence[Draw]) -> list[dict[str, Any]]:
@@ -43,10 +38,6 @@ def _steps(comm: LessonComm, name: str, draw: Draw, options: dict[str, Any]) -> 
     with noted(comm, ledger):
         wrapped = wrap(name, model, ledger, **options)
         for step in draw.steps:
-            if step.breaks_off:
-                with contextlib.suppress(_BrokenOff), wrapped.no_sync():
-                    wrapped(**draw.gradients(step, 0, comm.rank))
-                    raise _BrokenOff
             for part in range(step.parts):
                 is_last = part == step.parts - 1
                 with contextlib.nullcontext() if is_last or not step.within else wrapped.no_sync():
@@ -68,8 +59,10 @@ def judge_drawn(world: World, draws: Sequence[Draw]) -> None:
             continue
         for rank, words in enumerate(refusals):
             world.require(not words, f"{draw.label}: only some ranks refuse them, such as rank {rank}: {words}", rank)
-        _are_right(world, draw, [value["grads"] for value in by_rank])
-        _are_equal(world, draw, [value["grads"] for value in by_rank])
+        for step in draw.steps:
+            _is_right(world, draw, step, [value["grads"][step.number] for value in by_rank])
+        for step in draw.steps:
+            _is_equal(world, draw, step, [value["grads"][step.number] for value in by_rank])
         start = dict(draw.model().named_parameters())
         for rank, value in enumerate(by_rank):
             for name, weight in start.items():
@@ -78,38 +71,10 @@ def judge_drawn(world: World, draws: Sequence[Draw]) -> None:
                 world.require(is_same, words, rank)
 
 
-def _are_right(world: World, draw: Draw, grads: Sequence[Sequence[Gradients]]) -> None:
-    wrong = [_wrong(draw, step, [each[step.number] for each in grads]) for step in draw.steps]
-    if not any(wrong):
-        return
-    number = next(place for place, each in enumerate(wrong) if each)
-    step, (rank, name) = draw.steps[number], wrong[number][0]
-    found, own = [each[number] for each in grads], draw.own(step)
+def _is_right(world: World, draw: Draw, step: DrawnStep, found: Sequence[Gradients]) -> None:
+    own, bounds = draw.right(step)
     right = mean_of(own)
-    before = mean_of(draw.own(draw.steps[number - 1])) if number else None
-    mean = right[name]
-    if mean is not None and not mean.isfinite().all():
-        told = f"rank {rank}'s gradient {name} is finite, although another rank's was not: an overflow must reach all"
-    elif step.infinite >= 0 or any(each.infinite >= 0 for each in draw.steps[:number]):
-        told = f"rank {rank} has infinities or NaN instead of the mean, from an overflow of an earlier step"
-        told = told if _is_odd(found[rank][name]) else _words(rank, name, found[rank][name], mean)
-    else:
-        explained = explain(found, own, before)
-        told = explained[1] if explained else _words(rank, name, found[rank][name], mean)
-    rule = only_in([bool(each) for each in wrong], [each.facts() for each in draw.steps])
-    numbers = _words(rank, name, found[rank][name], mean)
-    world.fail(f"{draw.label}, {step.words()}: {told}{rule}", rank, numbers)
-
-
-def _is_odd(gradient: torch.Tensor | None) -> bool:
-    return gradient is not None and not bool(gradient.isfinite().all())
-
-
-def _wrong(draw: Draw, step: DrawnStep, found: Sequence[Gradients]) -> list[tuple[int, str]]:
-    """The ranks and tensors of a step that are wrong."""
-    right, bounds = mean_of(draw.own(step)), draw.bounds(step)
     is_dropped = any(_is_odd(tensor) for tensor in right.values())  # no rank makes such a step
-    wrong = []
     for rank, gradients in enumerate(found):
         for name, mean in right.items():
             mine = gradients[name]
@@ -120,8 +85,26 @@ def _wrong(draw: Draw, step: DrawnStep, found: Sequence[Gradients]) -> list[tupl
                 good = torch.where(mean.isfinite(), close, ~mine.isfinite())
                 is_right = bool((good | ~mine.isfinite() if is_dropped else good).all())
             if not is_right:
-                wrong.append((rank, name))
-    return wrong
+                numbers = _words(rank, name, mine, mean)
+                world.fail(f"{draw.label}, {step.words()}: {_why(draw, step, found, rank, name)}", rank, numbers)
+
+
+def _why(draw: Draw, step: DrawnStep, found: Sequence[Gradients], rank: int, name: str) -> str:
+    """What is wrong with the gradients of a step, of which this rank's `name` is the first wrong one."""
+    own, _ = draw.right(step)
+    mine, mean = found[rank][name], mean_of(own)[name]
+    if _is_odd(mean):
+        return f"rank {rank}'s gradient {name} is finite, although another rank's was not: an overflow must reach all"
+    if any(each.infinite >= 0 for each in draw.steps[: step.number + 1]):
+        after = f"rank {rank} has infinities or NaN instead of the mean, from an overflow of an earlier step"
+        return after if _is_odd(mine) else _words(rank, name, mine, mean)
+    before = mean_of(draw.right(draw.steps[step.number - 1])[0]) if step.number else None
+    explained = explain(found, own, before)
+    return explained[1] if explained else _words(rank, name, mine, mean)
+
+
+def _is_odd(gradient: torch.Tensor | None) -> bool:
+    return gradient is not None and not bool(gradient.isfinite().all())
 
 
 def _words(rank: int, name: str, found: torch.Tensor | None, right: torch.Tensor | None) -> str:
@@ -138,37 +121,26 @@ def _words(rank: int, name: str, found: torch.Tensor | None, right: torch.Tensor
     return f"{words}: expected the mean {expected:.{digits}g}, got {got:.{digits}g}"
 
 
-def _are_equal(world: World, draw: Draw, grads: Sequence[Sequence[Gradients]]) -> None:
+def _is_equal(world: World, draw: Draw, step: DrawnStep, found: Sequence[Gradients]) -> None:
     """Fail for averages that are right, but not the same numbers on every rank."""
-    for step in draw.steps:
-        first = grads[0][step.number]
-        for rank, each in enumerate(grads):
-            for name, mine in each[step.number].items():
-                other = first[name]
-                if mine is None or other is None or torch.equal(mine.nan_to_num(0, 0, 0), other.nan_to_num(0, 0, 0)):
-                    continue
-                if step.infinite >= 0:
-                    continue
+    for rank, each in enumerate(found if step.infinite < 0 else ()):
+        for name, mine in each.items():
+            first = found[0][name]
+            if mine is not None and first is not None and not torch.equal(mine, first):
                 words = f"{draw.label}, {step.words()}: {name}'s average on rank {rank} is not rank 0's to the last bit"
                 world.fail(f"{words}, so the replicas drift apart: add up in the same order on every rank", rank)
 
 
 def do_not_drift(world: World, draw: Draw) -> None:
     """Fail if the float32 averages of many steps are off in one direction, by less than one step shows."""
-    away = up = size = 0.0
-    for step in draw.steps:
-        if step.parts > 1 and not step.within:  # each further average rounds again
-            continue
-        right = mean_of(draw.own(step))
+    away = size = 0.0
+    for step in (each for each in draw.steps if each.parts == 1 or each.within):  # each further average rounds again
+        right = mean_of(draw.right(step)[0])
         for value in world.values:
             for name, mine in value[0]["grads"][step.number].items():
                 mean = right[name]
-                if mine is None or mean is None or mine.dtype != torch.float32:
-                    continue
-                error = mine.double() - mean
-                away += float((error * mean.sign()).sum())
-                up += float(error.sum())
-                size += float(mean.abs().sum())
-    worst = max(away, up, key=abs) / size
-    words = f"gradients drift: over {len(draw.steps)} steps they are off by {worst:.1e} of their size in one direction"
-    world.require(abs(worst) <= MOST_DRIFT, f"{words}, expected up to {MOST_DRIFT:g}")
+                if mine is not None and mean is not None and mine.dtype == torch.float32:
+                    away += float(((mine.double() - mean) * mean.sign()).sum())
+                    size += float(mean.abs().sum())
+    words = f"gradients drift: over {len(draw.steps)} steps they are off by {away / size:.1e} of their size in one "
+    world.require(abs(away) <= MOST_DRIFT * size, f"{words}direction, expected up to {MOST_DRIFT:g}")

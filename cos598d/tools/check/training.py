@@ -3,7 +3,8 @@
 1. More than 128 tensors: layers of attention, dropout, a sparse embedding where the sync takes one, convolutions
    (5 dimensions, channels last), complex and double precision, a number, a tensor without elements.
 2. Steps in which layers are used by some ranks, by the first of two micro-batches, or by nobody.
-3. Evaluations and settles between steps, a forward that ends in an exception, a new sync with the state of the first.
+3. Evaluations and settles between steps, a forward within no_sync that ends in an exception, a new sync with the
+   state of the first.
 4. Each rank draws its dropout from a generator of its own. It must be where it was when a backward ends.
 """
 
@@ -19,12 +20,13 @@ from torch import nn
 from cos598d.comm.ledger import Ledger
 from cos598d.sync import get_sync
 from cos598d.tools.check.driving import noted, whole_state, wrap
+from cos598d.tools.check.model import TransformerLayer
 from cos598d.tools.exam.explain import explain, mean_of
 from cos598d.tools.exam.models import gradients_of, seeded
 from cos598d.tools.exam.notes import LessonComm
 from cos598d.tools.exam.ranks import World
 
-WIDTH, WORDS, TOKENS, LAYERS, EXAMPLES = 12, 53, 5, 8, 3
+WIDTH, WORDS, TOKENS, LAYERS, EXAMPLES = 12, 53, 5, 11, 3
 RATE, CLOSE = 0.02, 2e-4  # what rounding may add up to over the training, of a tensor's largest gradient
 LARGE = 3e4  # half precision has no larger numbers than twice that
 ALL, NONE = "all ranks", "no rank"
@@ -72,23 +74,6 @@ SCRIPT = (
 )
 
 
-class Layer(nn.Module):
-    """Attention and two linear layers, each with dropout and a residual connection."""
-
-    def __init__(self):
-        super().__init__()
-        self.query, self.value, self.out = (nn.Linear(WIDTH, WIDTH) for _ in range(3))
-        self.key = nn.Linear(WIDTH, WIDTH, bias=False)  # softmax would cancel a bias
-        self.wide, self.narrow = nn.Linear(WIDTH, 2 * WIDTH), nn.Linear(2 * WIDTH, WIDTH)
-        self.norm1, self.norm2, self.dropout = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH), nn.Dropout(0.1)
-
-    def forward(self, state: torch.Tensor) -> torch.Tensor:
-        """(examples, tokens, width), for input and output."""
-        scores = (self.query(state) @ self.key(state).transpose(1, 2) / WIDTH**0.5).softmax(dim=-1)
-        state = self.norm1(state + self.dropout(self.out(scores @ self.value(state))))
-        return self.norm2(state + self.dropout(self.narrow(torch.tanh(self.wide(state)))))
-
-
 class Bert(nn.Module):
     """Classifies sentences, and has what models outside of textbooks have."""
 
@@ -102,7 +87,7 @@ class Bert(nn.Module):
         self.words = nn.Embedding(WORDS, WIDTH, sparse=is_sparse)
         self.places = nn.Embedding(TOKENS, WIDTH)
         self.number = nn.Parameter(torch.tensor(1.5))
-        self.layers = nn.ModuleList(Layer() for _ in range(LAYERS))
+        self.layers = nn.ModuleList(TransformerLayer(WIDTH, 0.1) for _ in range(LAYERS))
         self.flat_conv: nn.Module = nn.Conv2d(2, 3, 3).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.deep_conv = nn.Conv3d(1, 2, 2)
         self.waves = nn.Parameter(torch.randn(WIDTH, dtype=torch.complex64))
@@ -170,7 +155,7 @@ def drive_training(comm: LessonComm, module: Any, name: str, seed: int) -> dict[
                     wrapped(*inputs(seed, comm.rank, comm.world_size, step, 0))
                 wrapped.train()
             if moment.before == "exception":
-                with contextlib.suppress(ValueError):
+                with contextlib.suppress(ValueError), wrapped.no_sync():
                     wrapped(torch.zeros(0, TOKENS), torch.zeros(97), True, False)
             if moment.before == "settle":
                 wrapped.settle()
@@ -181,8 +166,8 @@ def drive_training(comm: LessonComm, module: Any, name: str, seed: int) -> dict[
                 wrapped.sync.load_own_state(state)
             if not all(each.training for each in model.modules()):
                 faults.append(f"the model is in evaluation after {moment.before or 'the step before'}")
-            with wrapped.no_sync():
-                for part in range(moment.parts - 1):
+            for part in range(moment.parts - 1):
+                with wrapped.no_sync():
                     wrapped(*inputs(seed, comm.rank, comm.world_size, step, part)).backward()
             loss = wrapped(*inputs(seed, comm.rank, comm.world_size, step, moment.parts - 1))
             before = torch.get_rng_state()

@@ -1,6 +1,6 @@
 """What lessons share: a model with gradients to average, the checks of averages and of traffic, and named mistakes."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -62,13 +62,6 @@ def are_averages(world: World, seed: int, words: Mapping[str, str] | None = None
 def tensors(dtype: torch.dtype | None = None) -> list[torch.nn.Parameter]:
     """The parameters whose gradients are averaged; only those of `dtype`, if it is given."""
     return [p for p in toy_model(0, SHAPE).parameters() if p.requires_grad and dtype in (None, p.dtype)]
-
-
-def add_flat(parameters: Iterable[torch.nn.Parameter], flat: torch.Tensor) -> None:
-    """Add to each parameter its part of a tensor of all their elements, in order."""
-    weights = [*parameters]
-    for p, part in zip(weights, flat.split([p.numel() for p in weights]), strict=True):
-        p.data += part.view_as(p)
 
 
 def near(found: Any, right: Any, within: float = 1e-5) -> bool:

@@ -3,6 +3,7 @@
 import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
+from types import ModuleType
 from typing import Any
 
 from cos598d.tools.course.common import near
@@ -59,6 +60,13 @@ def agree(world: World, right: Formula, calls: Calls, mistakes: Mapping[str, For
     given = ", ".join(f"{name}={shown(each)}" for name, each in zip(names, calls[off], strict=True))
     what = f"{function}({given}) is {shown(found[off], digits)}, expected {shown(expected[off], digits)}"
     world.fail(f"{what}: {words}" if words else what + _same_factor(found, expected), about=function)
+
+
+def is_right(
+    ranks: Callable[..., World], n: int, right: ModuleType, function: str, calls: Calls, within: float = WITHIN
+) -> None:
+    """Fail unless the file's function gives what that of the module `right` gives, which has its MISTAKES too."""
+    agree(ranks(n, call_each, function, calls), getattr(right, function), calls, right.MISTAKES[function], within)
 
 
 def is_number(value: Any) -> bool:

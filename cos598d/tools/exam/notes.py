@@ -154,7 +154,7 @@ class LessonComm:
         self.file, self.tell = str(file), tell
         self.rows: list[Sent] = []
         self.probe: Callable[[str, str, torch.Tensor], None] | None = None  # sees messages begin and end
-        self._begun = self._named = 0
+        self._named = 0
 
     def line(self) -> int:
         """The current line of the student's file; 0 if there is none."""
@@ -177,12 +177,7 @@ class LessonComm:
         self.tell("begin", op, shown, [*tensor.shape], dtype, peer, line, waits_in, time.perf_counter())
         root = peer if op in COLLECTIVES and peer is not None else 0
         self.rows.append(Sent(op, *bytes_moved(op, tensor.nbytes, self.world_size, self.rank, root)))
-        return self.next_number()
-
-    def next_number(self) -> int:
-        """The number of the call whose beginning was just told."""
-        self._begun += 1
-        return self._begun - 1
+        return len(self.rows) - 1
 
     def watched(self, number: int, call: Callable[[], Any]) -> Any:
         """Make a call, and note its end, or that it failed."""
@@ -271,24 +266,15 @@ class LessonComm:
         """Make a call in a dense copy of the tensor, if it is not dense; wait for it unless that is for later."""
         dense = tensor if tensor.is_contiguous() else tensor.contiguous()
 
-        def end() -> None:
+        def end(work: Any) -> None:
             work.wait()
             if dense is not tensor:
                 tensor.copy_(dense)
 
         if is_later:
             work = start(dense)
-            return NotedCall(self, number, end, tensor)
-        work = self.watched_start(number, lambda: start(dense))
-        return self.watched(number, end)
-
-    def watched_start(self, number: int, start: Callable[[], Any]) -> Any:
-        """Begin a call; note it if that fails."""
-        try:
-            return start()
-        except BaseException:
-            self.tell("failed", number)
-            raise
+            return NotedCall(self, number, lambda: end(work), tensor)
+        return self.watched(number, lambda: end(start(dense)))
 
     def _message(self, op: str, tensor: torch.Tensor, peer: int, name: str) -> NotedCall:
         if not 0 <= peer < self.world_size or peer == self.rank:
@@ -299,7 +285,7 @@ class LessonComm:
         number = self.begin(op, tensor, name, peer, False)
         work = None
         if tensor.numel():  # gloo sends no empty message, and none is needed
-            work = self.watched_start(number, lambda: (dist.isend if op == "send" else dist.irecv)(tensor, peer))
+            work = (dist.isend if op == "send" else dist.irecv)(tensor, peer)
 
         def end() -> None:
             if work is not None:

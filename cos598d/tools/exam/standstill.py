@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from cos598d.tools.exam.notes import COLLECTIVES, Noted, Trace
 
 SAME_CALLS = "every rank must make the same calls"
-_OTHER_END = {"send": "recv", "recv": "send"}
 Told = tuple[str, int]  # a sentence, and its line
 
 
@@ -58,52 +57,5 @@ def standstill(traces: Sequence[Trace], file: str) -> Told | None:
     return f"{told}: {why}, so they wait forever", call.line
 
 
-def never_go_on(traces: Sequence[Trace], have_ended: Sequence[bool]) -> bool:
-    """Whether each rank has ended, or waits for something that another rank has not begun.
-
-    A rank that waits begins nothing, and a rank tells each call before it begins it. So this is proof, however slow the
-    machine is.
-    """
-    return all(over or _is_in_vain(rank, traces) for rank, over in enumerate(have_ended))
-
-
-def _is_in_vain(rank: int, traces: Sequence[Trace]) -> bool:
-    """Whether what this rank waits for needs something that another rank has not begun."""
-    call = traces[rank].stuck_in
-    if call is None or 0 in call.shape:  # a call with an empty tensor may end without the others
-        return False
-    if call.op in _OTHER_END:
-        return _is_message_in_vain(rank, call, traces)
-    place = next(place for place, each in enumerate(_collectives(traces[rank])) if each is call)
-    return any(not _meets(call, _collectives(traces[other])[place:]) for other in _needed(call, rank, len(traces)))
-
-
-def _is_message_in_vain(rank: int, call: Noted, traces: Sequence[Trace]) -> bool:
-    """Whether the rank at the message's other end has begun fewer than this one: they meet in their order."""
-    own = [each for each in traces[rank].calls if (each.op, each.peer) == (call.op, call.peer)]
-    number = 1 + next(place for place, each in enumerate(own) if each is call)
-    if call.peer is None or not 0 <= call.peer < len(traces):
-        return False
-    theirs = [each for each in traces[call.peer].calls if (each.op, each.peer) == (_OTHER_END[call.op], rank)]
-    return len(theirs) < number
-
-
 def _collectives(trace: Trace) -> list[Noted]:
     return [call for call in trace.calls if call.op in COLLECTIVES]
-
-
-def _meets(call: Noted, theirs: Sequence[Noted]) -> bool:
-    """Whether another rank has begun a collective of the same place and kind."""
-    return bool(theirs) and (theirs[0].op, theirs[0].peer) == (call.op, call.peer)
-
-
-def _needed(call: Noted, rank: int, size: int) -> list[int]:
-    """The ranks without which gloo's algorithm for this call does not end on this one."""
-    others = [other for other in range(size) if other != rank]
-    if call.op in ("broadcast", "gather", "scatter") and rank != call.peer:
-        return [other for other in others if other == call.peer]
-    if call.op == "reduce" and rank != call.peer:  # what it sends may be gone before the others have come
-        return []
-    if call.op == "broadcast":  # down a binomial tree: the root waits only for its own children
-        return [other for other in others if ((other - rank) % size).bit_count() == 1]
-    return others

@@ -1,4 +1,4 @@
-"""What ranks did in one step, as lanes in time: from the calls that they noted, in letters and as SVG."""
+"""What ranks did in one step, as lanes in time, from the calls that they noted."""
 
 import html
 from collections.abc import Sequence
@@ -52,24 +52,8 @@ def sentence(found: Sequence[Bar]) -> str:
     return f"Rank {most.rank} waited {milliseconds:.2f} ms for rank {late.rank} in {call}."
 
 
-def in_letters(found: Sequence[Bar], width: int = 80) -> str:
-    """A line for each rank: . no call, ~ waits for others, # a call is under way."""
-    whole = max((bar.end for bar in found), default=0.0) or 1e-9
-    lines = []
-    for rank in sorted({bar.rank for bar in found}):
-        line = ["."] * width
-        for bar in (bar for bar in found if bar.rank == rank):
-            for letter, start, end in (("~", bar.start, bar.waited), ("#", bar.waited, bar.end)):
-                first, last = (int(moment / whole * (width - 1)) for moment in (start, end))
-                line[first : last + 1] = letter * (last + 1 - first)
-        lines.append(f"rank {rank} {''.join(line)}")
-    letters = ". no call, ~ waits for another rank, # in a call; seen once, not measured"
-    lines.append(f"0 to {1e3 * whole:.2f} ms; {letters}")
-    return "\n".join([*lines, sentence(found)])
-
-
 def svg(found: Sequence[Bar], title: str) -> str:
-    """The same as a drawing, with a tooltip on each call."""
+    """A lane for each rank, with a tooltip on each call."""
     whole = max((bar.end for bar in found), default=0.0) or 1e-9
     rows = max((bar.row for bar in found), default=0) + 1
     ranks = len({bar.rank for bar in found})

@@ -18,7 +18,7 @@ MOST_RANKS = 8
 ROUNDING = 1e-9
 Counts = tuple[int, ...]  # how often each rank's gradient is in a part
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442", "#000000")
-WIDTH, CELL, ROW, LEFT, SECONDS = 760, 16, 22, 60, 1.6
+WIDTH, CELL, ROW, LEFT = 760, 16, 22, 60
 
 
 @dataclass(frozen=True)
@@ -154,24 +154,15 @@ def in_letters(looks: Sequence[Sequence[Look]], moves: Sequence[Move], element_b
 
 
 def svg(looks: Sequence[Sequence[Look]], moves: Sequence[Move], element_bytes: int, title: str) -> str:
-    """Still frames, one below the other, and above them one place in which they appear in turn."""
+    """Still frames, one below the other."""
     words = ["At first every rank has its own gradient.", *captions(moves, element_bytes)]
     states = [[mine[0] for mine in looks], *(held_after(looks, moves, step) for step in range(1, len(words)))]
     tall = len(looks) * ROW + 34
-    frames = [
-        _frame(state, [move for move in moves if move.step == step], words[step]) for step, state in enumerate(states)
-    ]
-    turn = SECONDS * len(frames)
-    share = 100 / len(frames)
-    style = f"@keyframes turn{{0%,{share:.2f}%{{visibility:visible}}{share + 0.01:.2f}%,100%{{visibility:hidden}}}}"
-    style += f".turn{{visibility:hidden;animation:turn {turn:.1f}s step-end infinite}}"
-    style += "svg:hover .turn{animation-play-state:paused}@media(prefers-reduced-motion){.turn{animation:none}}"
-    body = [f"<style>{style}</style>", f'<text x="10" y="20" font-weight="bold">{html.escape(title)}</text>']
-    for step, frame in enumerate(frames):
-        late = f"animation-delay:{step * SECONDS - turn:.1f}s" if step else ""
-        body.append(f'<g class="turn" style="{late}" transform="translate(0,30)">{frame}</g>')
-        body.append(f'<g transform="translate(0,{30 + (step + 1) * tall})">{frame}</g>')
-    height = 40 + (len(frames) + 1) * tall
+    body = [f'<text x="10" y="20" font-weight="bold">{html.escape(title)}</text>']
+    for step, state in enumerate(states):
+        frame = _frame(state, [move for move in moves if move.step == step], words[step])
+        body.append(f'<g transform="translate(0,{30 + step * tall})">{frame}</g>')
+    height = 40 + len(states) * tall
     view = f'viewBox="0 0 {WIDTH} {height}" font-family="sans-serif" font-size="11"'
     return f'<svg xmlns="http://www.w3.org/2000/svg" {view}>{"".join(body)}</svg>\n'
 

@@ -71,7 +71,6 @@ def judge(books: Sequence[Book], remarks: Sequence[str] = ()) -> AuditVerdict:
             min(judged, default=0),
             max(book["seconds"] for book in books),
             max(book["own_seconds"] for book in books),
-            min(first["own_after"] / first["seconds_after"], 1.0) if first["seconds_after"] else 0.0,
             min(steps, *(book["examined"] for book in books)),
         ),
         tuple(ordered(findings)),

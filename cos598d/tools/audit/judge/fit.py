@@ -35,12 +35,7 @@ class Fit:
     factor: float = 0.0
     factors: tuple[float, ...] = ()
     residual: float = 0.0
-    lost: tuple[int, ...] = ()  # micro-batches of an own gradient that are not in it; of PARTLY_OWN those that are own
-
-    @property
-    def is_lost(self) -> bool:
-        """Whether micro-batches of an own gradient are missing from it."""
-        return self.kind == OWN and bool(self.lost)
+    lost: tuple[int, ...] = ()  # of PARTLY_OWN the micro-batches that are the rank's own
 
 
 def fit(
@@ -97,10 +92,6 @@ def fit(
         found, residual = solve(*local.mean(0))
         if residual <= tolerance:
             return Fit(BY_MICRO, float(np.median(found)), tuple(map(float, found)), residual)
-        found, residual = solve(*local[rank])
-        if residual <= tolerance:
-            lost = tuple(int(m) for m in np.flatnonzero(np.abs(found) <= 10 * tolerance))
-            return Fit(OWN, float(np.abs(found).max()), residual=residual, lost=lost)
     if 1 < ranks <= few and _are_apart(by_rank):
         found, residual = solve(*by_rank)
         if residual <= tolerance:

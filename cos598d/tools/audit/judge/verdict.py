@@ -81,7 +81,6 @@ class Coverage:
     judged: int
     seconds: float
     own_seconds: float
-    own_share_after: float  # of the seconds after the examined steps
     examined: int  # steps that were looked at closely
 
 

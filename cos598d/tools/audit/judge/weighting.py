@@ -144,11 +144,12 @@ def _micro_batches(fits: Fits, known: Sequence[Fit]) -> Judged:
     if most_common(known) == NOTHING:
         says = f"Of {len(micros)} backward passes of a step the gradients of {len(micros)} are not in what is applied."
         return [AuditFinding("lost_micro_batches", (says,), place)], []
-    lost = [each for each in known if (each.kind == BY_MICRO and min(map(abs, each.factors)) <= NEAR) or each.is_lost]
-    uneven = [each for each in known if each.kind == BY_MICRO and min(map(abs, each.factors)) > NEAR]
+    by_micro = [each for each in known if each.kind == BY_MICRO]
+    lost = [each for each in by_micro if min(map(abs, each.factors)) <= NEAR]
+    uneven = [each for each in by_micro if each not in lost]
     are_parts = all(are_micro_batches(row) for step in fits.steps for row in step.rows)
     if len(lost) * 2 > len([each for each in known if each.kind not in ("small", "unknown")]):
-        number = len(lost[0].lost) or sum(abs(factor) <= NEAR for factor in lost[0].factors)
+        number = sum(abs(factor) <= NEAR for factor in lost[0].factors)
         says = f"Of {len(micros)} backward passes of a step the gradients of {number} are not in what is applied."
         if are_parts:
             return [AuditFinding("lost_micro_batches", (says,), place)], []

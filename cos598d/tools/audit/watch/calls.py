@@ -1,4 +1,4 @@
-"""The calls of a script: what each collective carried, its line, how often, its bytes, and which ones still wait."""
+"""The calls of a script: what each collective carried, its line, how often, and which ones still wait."""
 
 import time
 from collections import deque
@@ -81,22 +81,17 @@ class CallLog:
             facts["where"] = ("", 0, "")
             key = (call.op, carried.kind, facts["dtype"])
         self.is_new = key not in self.entries
-        sums = {"calls": 0, "payload_bytes": 0, "bytes_sent": 0, "bytes_received": 0, "seconds": 0.0}
-        about = {"ranks": len(call.ranks), "first_iteration": iteration}
-        entry = self.entries.setdefault(key, facts | sums | about)
-        sent, received = call.moved()
-        added = {"calls": 1, "payload_bytes": call.payload_bytes, "bytes_sent": sent, "bytes_received": received}
-        for name, value in (added | {"seconds": call.seconds}).items():
-            entry[name] += value
+        about = {"calls": 0, "ranks": len(call.ranks), "first_iteration": iteration}
+        entry = self.entries.setdefault(key, facts | about)
+        entry["calls"] += 1
         if call.work is not None and not in_backward and call.function:  # else C++ waits for it
             self._pending[id(call.work)] = (call.work, entry, iteration)
         return facts | {"names": carried.names[:_NAMES]}
 
-    def waited(self, work: Any, seconds: float) -> None:
-        """A call was waited for, for so many seconds."""
-        found = self._pending.pop(id(work), None) or self._late.pop(id(work), None)
-        if found is not None:
-            found[1]["seconds"] += seconds
+    def waited(self, work: Any) -> None:
+        """A call is waited for."""
+        if self._pending.pop(id(work), None) is None:
+            self._late.pop(id(work), None)
 
     def gradients_changed(self) -> None:
         """A backward pass has put gradients into new memory."""

@@ -5,7 +5,6 @@ they do what they did, and report it. The reports go to one `Observer` at a time
 """
 
 import functools
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -120,11 +119,8 @@ def _save(listener: Any, original: Any, *arguments: Any, **options: Any) -> Any:
 
 
 def _wait(listener: Any, original: Any, work: Any, *arguments: Any, **options: Any) -> Any:
-    began = time.perf_counter()
-    try:
-        return original(work, *arguments, **options)
-    finally:
-        listener.guard(listener.calls.waited)(work, time.perf_counter() - began)
+    listener.guard(listener.calls.waited)(work)
+    return original(work, *arguments, **options)
 
 
 def _loader(listener: Any, original: Any, loader: Any) -> Any:

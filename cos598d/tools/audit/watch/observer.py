@@ -34,7 +34,7 @@ class Observer:
 
     def __init__(self, examined: int, opened: Callable[[], None], kept: Callable[[], None]):
         self.failed = ""
-        self.own_seconds = self.own_after = 0.0
+        self.own_seconds = 0.0
         self.sketch = Sketcher()
         self.samples, self.data = Samples(), Data()
         self.steps = RankSteps(self.sketch, examined, self.guard)
@@ -45,7 +45,6 @@ class Observer:
         self._opened, self._kept = opened, kept
         self.iterations: list[dict[str, Any]] = []
         self.start: dict[str, Any] = {}
-        self.examined_at = 0.0  # when the examined steps were over
         self.is_open = False
         self._begun = 0  # epochs of loaders, at the last backward pass
         self._losses: list[Any] = []
@@ -81,10 +80,7 @@ class Observer:
                 function(*arguments)
             except Exception as error:
                 self.failed = f"{type(error).__name__}: {error}"
-            seconds = time.perf_counter() - began
-            self.own_seconds += seconds
-            if not self.steps.is_examined and self.steps.iteration:
-                self.own_after += seconds
+            self.own_seconds += time.perf_counter() - began
 
         return guarded
 
@@ -203,8 +199,6 @@ class Observer:
             )
         self._losses, self.steps.rates = [], []
         self._passes, self._has_begun_epoch = 0, False
-        if self.steps.iteration == self.steps.examined:
-            self.examined_at = time.perf_counter()
         if self.steps.iteration <= self.steps.examined:
             self._kept()
 

@@ -128,22 +128,6 @@ def random_state(device: torch.device) -> str:
     return hashlib.blake2b(state.numpy().tobytes(), digest_size=8).hexdigest()
 
 
-class SteppedOptimizers:
-    """The optimizers that have stepped, in order. They are not kept alive."""
-
-    def __init__(self) -> None:
-        self._seen: list[weakref.ref[torch.optim.Optimizer]] = []
-
-    def stepped(self, optimizer: torch.optim.Optimizer) -> None:
-        """An optimizer has stepped."""
-        if not any(each() is optimizer for each in self._seen):
-            self._seen.append(weakref.ref(optimizer))
-
-    def settings(self) -> list[dict[str, Any]]:
-        """The current settings of each."""
-        return [settings_of(each) for each in (reference() for reference in self._seen) if each is not None]
-
-
 def rates_of(optimizer: torch.optim.Optimizer) -> list[float]:
     """The learning rates of an optimizer's first groups. Tensors are left out: to read one could block."""
     rates = [group.get("lr") for group in optimizer.param_groups[:_GROUPS]]

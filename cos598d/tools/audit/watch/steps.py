@@ -10,7 +10,7 @@ from cos598d.tools.audit.sketch import Sketcher, to_text
 from cos598d.tools.audit.watch.data import batch_size, sample_digests
 from cos598d.tools.audit.watch.loss import Scale, scale_of
 from cos598d.tools.audit.watch.places import NOWHERE, here
-from cos598d.tools.audit.watch.replica import SteppedOptimizers, gradient_of, is_in_shards, is_plain, rates_of
+from cos598d.tools.audit.watch.replica import gradient_of, is_in_shards, is_plain, rates_of, settings_of
 
 Guard = Callable[[Callable[..., None]], Callable[..., None]]
 
@@ -24,7 +24,7 @@ class RankSteps:
 
     def __init__(self, sketch: Sketcher, examined: int, guard: Guard):
         self._sketch, self.examined, self._guard = sketch, examined, guard
-        self.optimizers = SteppedOptimizers()
+        self.settings: dict[int, dict[str, Any]] = {}  # of optimizers at their first step, by id, in order
         self._scale = 1.0  # of a gradient scaler, in the loss of the coming backward pass
         self.iteration = self.finished = self.backwards = 0
         self.rows: list[dict[str, Any]] = []
@@ -114,7 +114,8 @@ class RankSteps:
         """The gradients are about to be applied: sketch them."""
         self._depth += 1
         if self._depth == 1:
-            self.optimizers.stepped(optimizer)
+            if id(optimizer) not in self.settings:
+                self.settings[id(optimizer)] = settings_of(optimizer)
             self.rates += rates_of(optimizer)
         if not self.is_examined or self._depth > 1:
             return

@@ -1,7 +1,6 @@
 """Write an observer's findings as a rank's book."""
 
 import os
-import time
 from typing import Any
 
 from cos598d.tools.audit.book import ENDED, FORMAT, RUNNING, Book
@@ -32,8 +31,6 @@ def book_of(
         "examined": steps.examined,
         "seconds": seconds,
         "own_seconds": observer.own_seconds,
-        "own_after": observer.own_after,
-        "seconds_after": time.perf_counter() - observer.examined_at if observer.examined_at else 0.0,
         "iterations_seen": steps.finished,
         "model": observer.replica.facts,
         "start": observer.start,
@@ -51,7 +48,7 @@ def book_of(
         "backwards": steps.backwards,
         "batches": observer.data.batches,
         "saved": observer.saved,
-        "settings": steps.optimizers.settings(),
+        "settings": list(steps.settings.values()),
     }
 
 

@@ -4,13 +4,12 @@ What a file predicts is compared with formulas and with recorded benches. Nothin
 """
 
 import random
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from cos598d.tools.course.common import near
-from cos598d.tools.course.formulas import WITHIN, agree, as_json, call_each, is_number, shown
+from cos598d.tools.course.formulas import WITHIN, as_json, call_each, is_number, is_right, shown
 from cos598d.tools.course.given import given
 from cos598d.tools.course.lessons.lesson14 import right
 
@@ -47,34 +46,28 @@ def settings(name: str, seed: int) -> list[tuple[Any, ...]]:
     return found
 
 
-def is_right(ranks: Callable[..., Any], seed: int, n: int, function: str) -> None:
-    """Fail unless the file's function gives what the right formula of that name gives."""
-    calls = settings(function, seed)
-    agree(ranks(n, call_each, function, calls), getattr(right, function), calls, right.MISTAKES[function])
-
-
 @pytest.mark.parametrize("n", [1])
 def test_counts_operations(ranks, seed, n):
     """The operations of a transformer's forward and backward."""
-    is_right(ranks, seed, n, "flops")
+    is_right(ranks, n, right, "flops", settings("flops", seed))
 
 
 @pytest.mark.parametrize("n", [1])
 def test_finds_the_roofline(ranks, seed, n):
     """The least seconds, where computing decides and where memory does."""
-    is_right(ranks, seed, n, "roofline")
+    is_right(ranks, n, right, "roofline", settings("roofline", seed))
 
 
 @pytest.mark.parametrize("n", [1])
 def test_knows_the_share(ranks, seed, n):
     """The MFU of each phase, and of the whole step."""
-    is_right(ranks, seed, n, "shares")
+    is_right(ranks, n, right, "shares", settings("shares", seed))
 
 
 @pytest.mark.parametrize("n", [1])
 def test_predicts_steps(ranks, seed, n):
     """A step's seconds, where bytes, latencies or computing take most of them."""
-    is_right(ranks, seed, n, "step_seconds")
+    is_right(ranks, n, right, "step_seconds", settings("step_seconds", seed))
 
 
 @pytest.mark.parametrize("n", [1])
@@ -96,7 +89,7 @@ def test_keeps_to_benches(ranks, seed, n):
 @pytest.mark.parametrize("n", [1])
 def test_finds_the_batch(ranks, seed, n):
     """The tokens per rank from which backward hides the ring."""
-    is_right(ranks, seed, n, "least_tokens")
+    is_right(ranks, n, right, "least_tokens", settings("least_tokens", seed))
 
 
 def models(seed: int) -> list[dict[str, Any]]:

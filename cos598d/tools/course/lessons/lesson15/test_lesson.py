@@ -1,14 +1,13 @@
 """Lesson 15, memory: formulas against counted bytes, a checkpointed block against equal gradients and held bytes."""
 
 import random
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 
 from cos598d.tools.course.common import furthest
-from cos598d.tools.course.formulas import agree, call_each
+from cos598d.tools.course.formulas import is_right
 from cos598d.tools.course.lessons.lesson15 import right
 from cos598d.tools.course.lessons.lesson15.blocks import (
     DROPOUT,
@@ -37,28 +36,22 @@ def settings(name: str, seed: int) -> list[tuple[Any, ...]]:
     return found
 
 
-def is_right(ranks: Callable[..., Any], seed: int, n: int, function: str) -> None:
-    """Fail unless the file's function gives what the right one of that name gives."""
-    calls = settings(function, seed)
-    agree(ranks(n, call_each, function, calls), getattr(right, function), calls, right.MISTAKES[function])
-
-
 @pytest.mark.parametrize("n", [1])
 def test_counts_what_is_held(ranks, seed, n):
     """Bytes of parameters, gradients and optimizer state, as counted."""
-    is_right(ranks, seed, n, "held")
+    is_right(ranks, n, right, "held", settings("held", seed))
 
 
 @pytest.mark.parametrize("n", [1])
 def test_counts_activations(ranks, seed, n):
     """Bytes of activations that autograd saves in forward, as counted."""
-    is_right(ranks, seed, n, "kept")
+    is_right(ranks, n, right, "kept", settings("kept", seed))
 
 
 @pytest.mark.parametrize("n", [1])
 def test_counts_checkpoints(ranks, seed, n):
     """Bytes of activations with checkpoints, at the fullest moment."""
-    is_right(ranks, seed, n, "checkpointed")
+    is_right(ranks, n, right, "checkpointed", settings("checkpointed", seed))
 
 
 def gradients(comm: Any, module: Any, seed: int) -> list[list[dict[str, torch.Tensor | None]]]:

@@ -2,13 +2,13 @@
 
 import itertools
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 import torch
 
-from cos598d.tools.course.formulas import agree, as_json, call_each, is_number, shown
+from cos598d.tools.course.formulas import as_json, is_number, is_right, shown
 from cos598d.tools.course.lessons.lesson19 import right
 
 NEAR, ELEMENTS, TRIALS = 1e-5, 50, 6  # squares may be added up in float32
@@ -32,22 +32,16 @@ def settings(function: str, seed: int) -> list[tuple[Any, ...]]:
     return [(steps,) for steps in (*found, [(-1.0 - draw.random(), 30.0), (0.5, 20.0)])]
 
 
-def is_right(ranks: Callable[..., Any], seed: int, n: int, function: str) -> None:
-    """Fail unless the file's function gives what the right formula of that name gives."""
-    calls = settings(function, seed)
-    agree(ranks(n, call_each, function, calls), getattr(right, function), calls, right.MISTAKES[function], NEAR)
-
-
 @pytest.mark.parametrize("n", [2])
 def test_scales_rates(ranks, seed, n):
     """scaled_rate multiplies by the growth of the batch, or by its square root, for larger and smaller batches."""
-    is_right(ranks, seed, n, "scaled_rate")
+    is_right(ranks, n, right, "scaled_rate", settings("scaled_rate", seed), NEAR)
 
 
 @pytest.mark.parametrize("n", [2])
 def test_warms_up(ranks, seed, n):
     """warm_up begins with start, adds the same amount in every step, and has peak from step `steps` on."""
-    is_right(ranks, seed, n, "warm_up")
+    is_right(ranks, n, right, "warm_up", settings("warm_up", seed), NEAR)
 
 
 def pair(value: Any) -> list[Any]:
@@ -183,4 +177,4 @@ def test_estimates_are_unbiased(ranks, seed, n):
 @pytest.mark.parametrize("n", [2])
 def test_takes_the_ratio_of_means(ranks, seed, n):
     """noise_scale is the ratio of the means over the steps, and None if the mean of |G|^2 is not positive."""
-    is_right(ranks, seed, n, "noise_scale")
+    is_right(ranks, n, right, "noise_scale", settings("noise_scale", seed), NEAR)
