@@ -22,7 +22,7 @@ IN_HOST_MEMORY = ("shared_memory", "hierarchical")
 ON_GPU = [name for name in SYNCS if name not in IN_HOST_MEMORY]
 # Each rank goes its own way: its gradient is nobody else's.
 UNAVERAGED = ("none", "local_sgd", "diloco")
-SHARDED = ("zero1", "zero2", "zero3", "sparse_zero1", "torch_zero1", "torch_fsdp")
+SHARDED = ("zero1", "zero2", "zero3", "sparse_zero1", "torch_fsdp")
 STEPS = ("--max_steps", 5, "--check_replicas", 1)
 # Two ranks over gloo, also where each has a GPU of its own.
 TWO = ("--backend", "gloo", "--world_size", 2)
