@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from cos598d.checkpoints.folder import Found, newest, step_name
+from cos598d.checkpoints.folder import Found, newest, place_of
 from cos598d.checkpoints.saving import Checkpoints
 from cos598d.checkpoints.stopping import Best
 from cos598d.comm.group import Ranks
@@ -96,12 +96,10 @@ def train(
     scaler, losses, place = make_scaler(precision, ranks.device), [], Path(folder or ".")
     found: Found | None = newest(place)[0] if folder else None  # all ranks see the folder
     checkpoints = Checkpoints(place, ranks, keep, describe, {"sync": sync} | known, found, print)
-    position, said = Position(), []
+    position, said = Position(), ""
     if found:
-        training, said = checkpoints.restore(parallel, scaler, OPTIMIZERS["adamw"].kinds, SEED)
+        training, said = checkpoints.restore(parallel, scaler, OPTIMIZERS["adamw"].kinds)
         position = training.position
-    if save_at:
-        checkpoints.open()
     for iteration in range(position.iteration + 1, steps + 1):
         ranks.ledger.begin(iteration)
         random = np.random.default_rng(iteration)
@@ -123,7 +121,7 @@ def train(
     weights = torch.cat([p.detach().flatten() for p in model.parameters()])
     digest = hashlib.sha256(weights.numpy().tobytes()).hexdigest()
     parallel.detach()
-    return {"losses": losses, "weights": weights, "digest": digest, "said": "; ".join(said)}
+    return {"losses": losses, "weights": weights, "digest": digest, "said": said}
 
 
 def describe(folder: Path) -> None:
@@ -133,5 +131,5 @@ def describe(folder: Path) -> None:
 
 def damage(folder: Path, iteration: int) -> Path:
     """An empty checkpoint's folder."""
-    (folder / step_name(iteration)).mkdir(parents=True)
-    return folder / step_name(iteration)
+    place_of(folder, iteration).mkdir(parents=True)
+    return place_of(folder, iteration)
