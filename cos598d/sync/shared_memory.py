@@ -126,39 +126,30 @@ def ranks_by_host(sync: GradientSync) -> list[list[int]]:
 def share(sync: GradientSync, like: torch.Tensor, members: Sequence[int], count: int) -> list[torch.Tensor]:
     """`count` tensors like a flat one, in memory that the `members`, the ranks of this host, map. Every rank calls it.
 
-    Raises UserError, the same on every rank, if the memory cannot be shared.
-    """
-    size = count * max(1, like.nbytes)
-    file = share_file(sync, size, members)
-    memory = torch.frombuffer(mmap.mmap(file, size), dtype=torch.uint8)[: count * like.nbytes]
-    os.close(file)
-    return list(memory.view(like.dtype).view(count, -1))
-
-
-def share_file(sync: GradientSync, size: int, members: Sequence[int]) -> int:
-    """The descriptor of a file of `size` bytes of zeros in the memory of the `members`' host. Every rank calls it.
-
-    1. The first member allocates all of it at once (memfd_create), and tells the others its process and descriptor. If
-       there is not enough memory, this raises an error now; later the out-of-memory killer would end the run.
+    1. The first member allocates a file of zeros in memory at once (memfd_create), and tells the others its process and
+       descriptor. If there is not enough memory, this raises an error now; later the out-of-memory killer would end the
+       run.
     2. They open it as /proc/PID/fd/N. It has no name, and is freed with the last process that maps or has it.
     Raises UserError, the same on every rank, if the memory cannot be shared.
     """
-    file, place, problem = None, None, ""
-    if sync.rank == members[0]:
-        try:
+    size, file, place, problem = count * max(1, like.nbytes), -1, None, ""
+    try:
+        if sync.rank == members[0]:
             file = os.memfd_create("cos598d", os.MFD_CLOEXEC)
             os.posix_fallocate(file, 0, size)
-            place = [os.getpid(), file]
-        except (AttributeError, OSError) as error:  # AttributeError: only Linux has memfd_create
-            problem = f"{size / 2**20:.0f} MiB of memory cannot be shared ({error})"
+            place = f"/proc/{os.getpid()}/fd/{file}"
+    except (AttributeError, OSError) as error:  # AttributeError: only Linux has memfd_create
+        problem = str(error)
     place = sync.exchange(place)[members[0]]
-    if file is None and place:
-        try:
-            file = os.open(f"/proc/{place[0]}/fd/{place[1]}", os.O_RDWR | os.O_CLOEXEC)
-        except OSError as error:
-            problem = f"the memory of rank {members[0]} cannot be opened ({error.strerror})"
+    try:
+        file = os.open(place, os.O_RDWR | os.O_CLOEXEC) if file < 0 and place else file
+    except OSError as error:
+        problem = str(error)
     for rank, its in enumerate(sync.exchange(problem)):  # now all have opened it
         if its:
-            raise UserError(f"rank {rank}: {its}. Free memory, or choose bucketed.")
-    assert file is not None
-    return file
+            raise UserError(
+                f"rank {rank} cannot share {size / 2**20:.0f} MiB of memory ({its}). Free memory, or choose bucketed."
+            )
+    memory = torch.frombuffer(mmap.mmap(file, size), dtype=torch.uint8)[: count * like.nbytes]
+    os.close(file)
+    return list(memory.view(like.dtype).view(count, -1))
