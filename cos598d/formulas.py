@@ -101,19 +101,9 @@ def in_a_ring(n: int) -> int:
     return 2 * (n - 1)
 
 
-def levels(n: int) -> int:
-    """The levels of a binary tree of n ranks."""
-    return ceil(log2(n))
-
-
-def replica(j: Job) -> Held:
-    """A whole model on every rank."""
-    return Held(j.S, j.S, j.state * j.S)
-
-
-def replica_and(buffers: Callable[[Job], float]) -> Callable[[Job], Held]:
+def replica(j: Job, buffers: float = 0.0) -> Held:
     """A whole model on every rank, and buffers."""
-    return lambda j: Held(j.S, j.S, j.state * j.S, buffers(j))
+    return Held(j.S, j.S, j.state * j.S, buffers)
 
 
 def children(n: int, r: int) -> int:
@@ -140,25 +130,25 @@ def through_a_root(j: Job, r: int) -> float:
 FACTS: dict[str, Facts] = {
     "none": Facts(lambda j, r: 0, lambda j: 0, lambda n: 0, replica),
     "gather_scatter": Facts(lambda j, r: j.S * (1 if r else j.n - 1), lambda j: 2 * j.P, lambda n: 1, replica),
-    "reduce_broadcast": Facts(through_a_root, lambda j: 2 * j.P, lambda n: n - 1 + levels(n), replica),
+    "reduce_broadcast": Facts(through_a_root, lambda j: 2 * j.P, lambda n: n - 1 + ceil(log2(n)), replica),
     "all_reduce": Facts(both_ways, lambda j: j.P, in_a_ring, replica),
     "flat": Facts(both_ways, lambda j: 1, in_a_ring, replica),
     "overlap": Facts(both_ways, lambda j: j.P, in_a_ring, replica),
     "bucketed": Facts(both_ways, lambda j: j.B, in_a_ring, replica),
     "ring": Facts(both_ways, lambda j: 1, in_a_ring, replica),
-    "halving_doubling": Facts(folded, lambda j: 1, lambda n: 2 * levels(n), replica),
-    "tree": Facts(lambda j, r: j.S * (children(j.n, r) + (r > 0)), lambda j: 1, lambda n: 2 * levels(n), replica),
-    "shared_memory": Facts(lambda j, r: 0, lambda j: j.B, lambda n: 0, replica_and(lambda j: j.S / j.n)),
-    "hierarchical": Facts(among_hosts, lambda j: j.B, in_a_ring, replica_and(lambda j: j.S * j.h / j.n)),
+    "halving_doubling": Facts(folded, lambda j: 1, lambda n: 2 * ceil(log2(n)), replica),
+    "tree": Facts(lambda j, r: j.S * (children(j.n, r) + (r > 0)), lambda j: 1, lambda n: 2 * ceil(log2(n)), replica),
+    "shared_memory": Facts(lambda j, r: 0, lambda j: j.B, lambda n: 0, lambda j: replica(j, j.S / j.n)),
+    "hierarchical": Facts(among_hosts, lambda j: j.B, in_a_ring, lambda j: replica(j, j.S * j.h / j.n)),
     "sparse_rows": Facts(lambda j, r: passes(j, 2, j.S - j.E + j.E * j.u), lambda j: j.B, in_a_ring, replica),
     "local_sgd": Facts(lambda j, r: both_ways(j) / j.H, lambda j: 1 / j.H, in_a_ring, replica),
     "diloco": Facts(
         lambda j, r: both_ways(j) / j.F / j.H,
         lambda j: 1 / j.H,
         in_a_ring,
-        replica_and(lambda j: (2 + 2 / j.F) * j.S),
+        lambda j: replica(j, (2 + 2 / j.F) * j.S),
     ),
-    "ddp": Facts(both_ways, lambda j: j.B, in_a_ring, replica_and(lambda j: j.S)),
+    "ddp": Facts(both_ways, lambda j: j.B, in_a_ring, lambda j: replica(j, j.S)),
     "zero1": Facts(both_ways, lambda j: 2 * j.B, lambda n: 1, lambda j: Held(j.S, j.S, j.state * j.S / j.n, j.S)),
     "zero2": Facts(
         lambda j, r: passes(j, j.a + 1),

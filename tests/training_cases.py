@@ -17,10 +17,8 @@ from cos598d.checkpoints.stopping import Best
 from cos598d.comm.group import Ranks
 from cos598d.data.sampler import micro_batches
 from cos598d.loop import step
-from cos598d.measure.clock import IterationClock
 from cos598d.optimizers import OPTIMIZERS, OptimizerFlags, make_optimizer
 from cos598d.parallel import parallelize
-from cos598d.phases import Phases
 from cos598d.plan import Position
 from cos598d.precision import make_scaler
 from cos598d.sync import get_sync
@@ -111,7 +109,6 @@ def train(
             0.5,
             scaler,
             precision,
-            Phases(IterationClock(ranks.device)),
         )
         assert has_stepped
         losses.append(loss)
