@@ -118,8 +118,10 @@ def folded(j: Job, r: int) -> float:
 
 
 def among_hosts(j: Job, r: int) -> float:
-    """An all-reduce among the first ranks of h hosts."""
-    return 2 * (j.h - 1) / j.h * j.S if r % (j.n // j.h) == 0 else 0.0
+    """A reduce to the first rank of each host, an all-reduce among these, and a broadcast on each host."""
+    m, place = j.n // j.h, r % (j.n // j.h)
+    within = j.B * reduce_bytes(j.S // max(j.B, 1), m, place, not place)[0] + broadcast_bytes(j.S, m, place)[0]
+    return within + (0 if place else 2 * (j.h - 1) / j.h * j.S)
 
 
 def through_a_root(j: Job, r: int) -> float:
@@ -139,7 +141,7 @@ FACTS: dict[str, Facts] = {
     "halving_doubling": Facts(folded, lambda j: 1, lambda n: 2 * ceil(log2(n)), replica),
     "tree": Facts(lambda j, r: j.S * (children(j.n, r) + (r > 0)), lambda j: 1, lambda n: 2 * ceil(log2(n)), replica),
     "shared_memory": Facts(lambda j, r: 0, lambda j: j.B, lambda n: 0, lambda j: replica(j, j.S / j.n)),
-    "hierarchical": Facts(among_hosts, lambda j: j.B, in_a_ring, lambda j: replica(j, j.S * j.h / j.n)),
+    "hierarchical": Facts(among_hosts, lambda j: (2 * (j.h < j.n) + (j.h > 1)) * j.B, in_a_ring, replica),
     "sparse_rows": Facts(lambda j, r: passes(j, 2, j.S - j.E + j.E * j.u), lambda j: j.B, in_a_ring, replica),
     "local_sgd": Facts(lambda j, r: both_ways(j) / j.H, lambda j: 1 / j.H, in_a_ring, replica),
     "diloco": Facts(

@@ -18,7 +18,7 @@ from cos598d.sync.codecs import CODECS
 from cos598d.terminal.program import own_python_path
 
 pytestmark = NEEDS_GPU
-IN_HOST_MEMORY = ("shared_memory", "hierarchical")
+IN_HOST_MEMORY = ("shared_memory",)
 ON_GPU = [name for name in SYNCS if name not in IN_HOST_MEMORY]
 # Each rank goes its own way: its gradient is nobody else's.
 UNAVERAGED = ("none", "local_sgd", "diloco")

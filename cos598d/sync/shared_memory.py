@@ -38,46 +38,37 @@ class SharedMemory(Bucketed):
     """
 
     options_kind: type[Options] = PlainBucketOptions  # nothing is sent, so nothing is compressed
-    op = "shared_memory"
 
     def attach(self, model: nn.Module) -> Callable:
         for name, p in model.named_parameters():
             if p.device.type != "cpu":
                 raise UserError(
-                    f"{self.op} needs tensors in the host's memory, and {name} is on {p.device}. Choose ddp, or keep "
-                    "the model on the CPU."
+                    f"shared_memory needs tensors in the host's memory, and {name} is on {p.device}. Choose ddp, or "
+                    "keep the model on the CPU."
                 )
-        self.hosts = self.find_hosts()
-        self.members = next(ranks for ranks in self.hosts if self.rank in ranks)
+        hosts = ranks_by_host(self)
+        if len(hosts) > 1:
+            raise UserError(
+                f"shared_memory needs all ranks on one host, and rank {hosts[1][0]} is on another host than rank 0. "
+                "Choose hierarchical."
+            )
         self._result: dict[Bucket, torch.Tensor] = {}
         self._parts: dict[Bucket, list[torch.Tensor]] = {}
         return super().attach(model)
 
-    def find_hosts(self) -> list[list[int]]:
-        """The ranks of each host. Raises UserError, the same on every rank, for several hosts."""
-        hosts = ranks_by_host(self)
-        if len(hosts) > 1:
-            raise UserError(
-                f"{self.op} needs all ranks on one host, and rank {hosts[1][0]} is on another host than rank 0. "
-                "Choose hierarchical."
-            )
-        return hosts
-
     def make_codec(self) -> Codec:
-        """What sums buckets: nothing does, since none is sent."""
         return Codec(self.start_sum, group=self.group)
 
     def make_bucket(self, name: str, group: Sequence[Named]) -> Bucket:
         like = torch.empty(sum(p.numel() for _, p in group), dtype=group[0][1].dtype)
-        *segments, result = share(self, like, self.members, len(self.members) + 1)
-        place, count = self.members.index(self.rank), len(self.members)
-        bucket = Bucket(name, group, self.ranks, self.options.gradient_as_bucket_view, segments[place])
+        *segments, result = share(self, like, range(self.ranks), self.ranks + 1)
+        bucket = Bucket(name, group, self.ranks, self.options.gradient_as_bucket_view, segments[self.rank])
         self._result[bucket] = result
-        self._parts[bucket] = [tensor.tensor_split(count)[place] for tensor in (result, *segments)]
+        self._parts[bucket] = [tensor.tensor_split(self.ranks)[self.rank] for tensor in (result, *segments)]
         return bucket
 
     def start(self, bucket: Bucket) -> End:
-        filled = self.announce("filled", bucket)
+        filled = self._announce("filled", bucket)
 
         def add_up() -> End:
             filled.wait()
@@ -85,22 +76,18 @@ class SharedMemory(Bucketed):
             total.copy_(first)
             for part in others:
                 total += part
-            added = self.announce("added up", bucket)
+            added = self._announce("added up", bucket)
 
             def copy() -> None:
-                with self.ledger.composing(self.op, bucket.numbers, bucket.name):
+                with self.ledger.composing("shared_memory", bucket.numbers, bucket.name):
                     added.wait()
-                    self.between(bucket)
                     bucket.buffer.copy_(self._result[bucket])
 
             return copy
 
         return add_up
 
-    def between(self, bucket: Bucket) -> None:
-        """The host's ranks have added up: what has to happen before they copy the result."""
-
-    def announce(self, done: str, bucket: Bucket) -> Any:
+    def _announce(self, done: str, bucket: Bucket) -> Any:
         """Tell all ranks that this one has done its part of the bucket. Wait for it to know that all have."""
         with self.ledger.naming(f"ranks that have {done} {bucket.name}", AGREEMENT):
             return dist.all_reduce(torch.zeros(1), group=self.group, async_op=True)
