@@ -205,7 +205,7 @@ def _resumed(sync, options, loses_own):
 KEEPING = [
     *(("bucketed", {"compress": codec}) for codec in ("int8", "topk:0.1", "powersgd:2")),
     *(("ring", {"compress": "topk:0.1"}), ("local_sgd", {"sync_every": 2}), ("diloco", {"fragments": 3})),
-    ("diloco", {"fragments": 2, "sync_every": 2, "compress": "topk:0.1"}),
+    ("diloco", {"fragments": 2, "sync_every": 2}),
 ]
 
 

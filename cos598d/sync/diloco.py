@@ -10,15 +10,13 @@ from torch import nn
 from torch._utils import _unflatten_dense_tensors
 
 from cos598d.sync.base import Options
-from cos598d.sync.buckets import as_real
-from cos598d.sync.codecs import End, make_codec
 from cos598d.sync.local_sgd import LocalSGD, LocalSGDOptions, side_by_side
-from cos598d.sync.options import SYNC_GROUP, Compression
+from cos598d.sync.options import SYNC_GROUP
 from cos598d.terminal.fields import flag
 
 
 @dataclass(frozen=True)
-class DiLoCoOptions(LocalSGDOptions, Compression):
+class DiLoCoOptions(LocalSGDOptions):
     """The options of diloco.
 
     fragments: the number of parts that weights are averaged in, one after the other.
@@ -54,9 +52,8 @@ class DiLoCo(LocalSGD):
     outer learning rate of 1 and no momentum, every rank holds the previous step's average plus its own last step.
 
     Cost for weights of S bytes: 1 call every H steps. Every rank sends and receives 2(n-1)/n S / (F H) per step on
-    average, and waits for none of it if it takes less than H steps. With `--compress` the fragments are compressed,
-    with error feedback if the codec has it. In memory 2 S, and one fragment twice. Choose it if a step takes far less
-    time than sending its gradients.
+    average, and waits for none of it if it takes less than H steps. In memory 2 S, and one fragment twice. Choose it if
+    a step takes far less time than sending its gradients.
     """
 
     options_kind: type[Options] = DiLoCoOptions
@@ -71,11 +68,6 @@ class DiLoCo(LocalSGD):
         self._fragments = [
             Fragment(turn, weights, torch.zeros_like(side_by_side(weights))) for (turn, _), weights in groups.items()
         ]
-        self.codec = make_codec(
-            self.options.compress,
-            lambda numbers, _: dist.all_reduce(numbers, group=self.group, async_op=True).wait,
-            self.group,
-        )
         return call
 
     def begin_forward(self) -> None:
@@ -98,9 +90,8 @@ class DiLoCo(LocalSGD):
         """Start to average the difference between the agreed weights and this rank's."""
         fragment.before = side_by_side(fragment.weights)
         fragment.moved = (fragment.agreed - fragment.before).div_(self.ranks)
-        name, shapes = f"fragment {fragment.turn} of {fragment.moved.dtype}", [p.shape for p in fragment.weights]
-        with self.ledger.naming(name):
-            fragment.end = self.codec.start(name, as_real(fragment.moved), shapes)
+        with self.ledger.naming(f"fragment {fragment.turn} of {fragment.moved.dtype}"):
+            fragment.call = dist.all_reduce(fragment.moved, group=self.group, async_op=True)
 
     def _step(self, fragment: "Fragment") -> None:
         """The average has arrived: the agreed weights make Nesterov's step along it. This rank's weights change by the
@@ -120,14 +111,12 @@ class DiLoCo(LocalSGD):
     def own_state(self) -> dict[str, torch.Tensor]:
         """As for `local_sgd`, and each fragment's momentum. Settled, the agreed weights are the model's."""
         momenta = {f"outer/{place}": fragment.momentum for place, fragment in enumerate(self._fragments)}
-        return super().own_state() | momenta | {f"codec/{name}": kept for name, kept in self.codec.kept.items()}
+        return super().own_state() | momenta
 
     def load_own_state(self, state: Mapping[str, torch.Tensor]) -> None:
         super().load_own_state(state)
         for place, fragment in enumerate(self._fragments):
             fragment.momentum.copy_(state[f"outer/{place}"])
-        kept = {name.removeprefix("codec/"): each for name, each in state.items() if name.startswith("codec/")}
-        self.codec.load(kept, self.device)
 
     def detach(self) -> None:
         for fragment in self._fragments:
@@ -150,11 +139,9 @@ class Fragment:
     agreed: Any = None
     moved: Any = None
     before: Any = None
-    end: End | None = None
+    call: Any = None
 
     def wait(self) -> bool:
         """Wait for the average, if one is under way. Return whether one was."""
-        end, self.end = self.end, None
-        if end is not None:
-            end()
-        return end is not None
+        call, self.call = self.call, None
+        return call is not None and call.wait()
