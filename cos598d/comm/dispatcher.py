@@ -81,11 +81,6 @@ class DispatchedCall:
     began: float
 
     @property
-    def rank(self) -> int:
-        """This rank's index in the group."""
-        return self.group.rank()
-
-    @property
     def ranks(self) -> tuple[int, ...]:
         """The global ranks of the group; for a group that torch.distributed does not know, its own indices."""
         try:
@@ -100,7 +95,7 @@ class DispatchedCall:
 
     def moved(self, is_ideal: bool = False) -> tuple[int, int]:
         """Bytes that this rank sends and receives, as `bytes_moved`."""
-        return bytes_moved(self.op, self.payload_bytes, self.group.size(), self.rank, self.root, is_ideal)
+        return bytes_moved(self.op, self.payload_bytes, self.group.size(), self.group.rank(), self.root, is_ideal)
 
 
 Listener = Callable[[DispatchedCall], None]

@@ -14,7 +14,7 @@ from cos598d.engines import need
 from cos598d.errors import UsageError
 from cos598d.records.conventions import BY_COUNTERS
 from cos598d.sync.base import GradientSync
-from cos598d.world.network import INTERFACE_VARIABLE, interface_facing
+from cos598d.world.network import INTERFACE_VARIABLE
 
 
 class Horovod(GradientSync):
@@ -75,7 +75,7 @@ def _meet(sync: Horovod, hvd: Any) -> None:
     from horovod.runner.common.util.hosts import SlotInfo
     from horovod.runner.http.http_server import RendezvousHandler, RendezvousHTTPServer
 
-    interface = os.environ.get(INTERFACE_VARIABLE, "").split(",")[0] or interface_facing("127.0.0.1") or "lo"
+    interface = os.environ.get(INTERFACE_VARIABLE, "lo").split(",")[0]
     rank, ranks, server = sync.rank, sync.ranks, None
     if rank == 0:
         address = next(each.address for each in psutil.net_if_addrs()[interface] if each.family == socket.AF_INET)
@@ -83,17 +83,10 @@ def _meet(sync: Horovod, hvd: Any) -> None:
         server.init([SlotInfo(f"rank{each}", each, 0, each, ranks, 1, ranks) for each in range(ranks)])
         threading.Thread(target=server.serve_forever, daemon=True).start()
     address, port = sync.exchange(server and server.server_address)[0]
-    settings: dict[str, Any] = {
-        "RANK": rank,
-        "SIZE": ranks,
-        "CROSS_RANK": rank,
-        "CROSS_SIZE": ranks,
-        "LOCAL_RANK": 0,
-        "LOCAL_SIZE": 1,
-    }
-    settings |= {"HOSTNAME": f"rank{rank}", "CONTROLLER": "gloo", "CPU_OPERATIONS": "gloo", "GLOO_IFACE": interface}
-    settings |= {"GLOO_RENDEZVOUS_ADDR": address, "GLOO_RENDEZVOUS_PORT": port, "LOG_LEVEL": "fatal"}
-    os.environ |= {f"HOROVOD_{name}": str(value) for name, value in settings.items()}
+    words = f"RANK={rank} SIZE={ranks} LOCAL_RANK=0 LOCAL_SIZE=1 CROSS_RANK={rank} CROSS_SIZE={ranks} "
+    words += f"HOSTNAME=rank{rank} CONTROLLER=gloo CPU_OPERATIONS=gloo GLOO_IFACE={interface} LOG_LEVEL=fatal "
+    words += f"GLOO_RENDEZVOUS_ADDR={address} GLOO_RENDEZVOUS_PORT={port}"
+    os.environ |= {f"HOROVOD_{name}": value for name, _, value in (word.partition("=") for word in words.split())}
     hvd.init()
     sync.exchange("met")
     if server:
