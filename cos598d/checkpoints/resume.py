@@ -30,17 +30,7 @@ SAME_FLAGS = (
     *("task_name", "max_seq_length", "max_train_examples", "augment", "dropout", "precision", "seed", "optimizer"),
     *("learning_rate", "lr_scheduler", "warmup_steps", "weight_decay", "adam_epsilon", "momentum", "max_grad_norm"),
 )
-# Facts that no flag of SAME_FLAGS gives, and how a sentence names them.
-OTHERS = {
-    "total_train_batch_size": "--total_train_batch_size",
-    "steps": "--num_train_epochs or --max_steps, in steps,",
-    "model": "--model_name_or_path",
-}
-DIGESTS = {
-    "configuration": "the model's configuration differs",
-    "data": "the training data differ",
-    "evaluation": "the evaluation data differ",
-}
+_EVALUATION = "the evaluation data"
 
 
 def named_folder(config: RunConfig) -> Path | None:
@@ -91,8 +81,11 @@ def find_checkpoint(
         return None
     found = found or Found(Path(told[0]), msgspec.convert(told[1], Training))
     before = found.training.facts
-    compared = {name: value for name, value in facts.items() if name != "evaluation" or config.early_stopping}
-    changes = [_difference(name, before.get(name), now) for name, now in compared.items() if before.get(name) != now]
+    changes = [
+        f"{name} was {printable(before.get(name), 100)} and is {now}"
+        for name, now in facts.items()
+        if before.get(name) != now and (name != _EVALUATION or config.early_stopping)
+    ]
     if changes and not config.resume_anyway:
         raise UsageError(
             f"this differs from the run that was saved as {found.path}: {'; '.join(changes)}. Use the same flags as "
@@ -140,13 +133,18 @@ def how_to_go_on(folder: Path, config: RunConfig) -> str:
 def facts_of(
     config: RunConfig, plan: Plan, examples: Examples, evaluated: Mapping[str, Examples], source: ModelSource
 ) -> dict[str, Any]:
-    """What must be equal in every attempt of a run, as JSON values. `evaluated` counts if it can end the run."""
-    facts = {name: getattr(config, name) for name in SAME_FLAGS}
-    facts |= {"total_train_batch_size": plan.batch_size, "steps": plan.steps, "model": source.description}
-    return facts | {
-        "configuration": hashlib.sha256(json.dumps(plain_config(source.config), sort_keys=True).encode()).hexdigest(),
-        "data": [len(examples), examples.digest()],
-        "evaluation": {part: [len(one), one.digest()] for part, one in evaluated.items()},
+    """What must be equal in every attempt of a run, as JSON values under the names that sentences give them.
+
+    `evaluated` counts if it can end the run.
+    """
+    form = json.dumps(plain_config(source.config), sort_keys=True).encode()
+    return {f"--{name}": getattr(config, name) for name in SAME_FLAGS} | {
+        "--total_train_batch_size": plan.batch_size,
+        "--num_train_epochs or --max_steps, in steps,": plan.steps,
+        "--model_name_or_path": source.description,
+        "the model's configuration": hashlib.sha256(form).hexdigest(),
+        "the training data": [len(examples), examples.digest()],
+        _EVALUATION: {part: [len(one), one.digest()] for part, one in evaluated.items()},
     }
 
 
@@ -165,10 +163,6 @@ def _find(resume: str, folder: Path, console: Console) -> Found | None:
     for remark in remarks:
         console.say(remark)
     return found
-
-
-def _difference(name: str, before: Any, now: Any) -> str:
-    return DIGESTS.get(name) or f"{OTHERS.get(name, f'--{name}')} was {printable(before, 100)} and is {now}"
 
 
 def _resumed_folder(config: RunConfig) -> Path | None:
