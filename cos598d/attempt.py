@@ -1,14 +1,13 @@
 """One attempt of a run's training: from where it starts or resumes to its end, or until it is asked to stop."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
 
 from cos598d.checkpoints.resume import how_to_go_on
 from cos598d.checkpoints.saving import Checkpoints
-from cos598d.checkpoints.stopping import EarlyStopping, Stopping
+from cos598d.checkpoints.stopping import Best, Stopping
 from cos598d.errors import UserError
 from cos598d.evaluate import Evaluation
 from cos598d.loop import Job, train
@@ -18,8 +17,7 @@ from cos598d.plan import Plan, Position
 from cos598d.terminal.signals import GOES_ON, Requests
 
 
-@dataclass(frozen=True)
-class TrainResult:
+class TrainResult(NamedTuple):
     """How one attempt of a training ended, the same on every rank.
 
     stopped: the reason if it stopped before the work was done, else None. saved: the iteration of the newest complete
@@ -40,52 +38,54 @@ class Attempt(Stopping):
     def __init__(self, job: Job, requests: Requests, began: float, checkpoints: Checkpoints, facts: Mapping[str, Any]):
         """`facts` are what must be equal in every attempt of a run."""
         super().__init__(job.config, job.ranks, requests, began)
-        self.early = EarlyStopping(job.config.metric(), job.config.patience())
+        self.best, self.patience = Best(job.config.metric()), job.config.patience()
         self._job, self._checkpoints, self._facts = job, checkpoints, dict(facts)
         self._is_best = False  # whether the latest evaluation is the best so far
+        self._saved_at = 0
 
     def begin(self, plan: Plan, model: Parallel, scaler: ShardedGradScaler) -> Position:
         """Continue from the checkpoint, if any. Return where the training begins."""
-        self._plan, self._model, self._scaler, at = plan, model, scaler, Position()
-        config, checkpoints = self._job.config, self._checkpoints
-        if checkpoints.found is not None:
-            kinds = OPTIMIZERS[config.optimizer].kinds
-            training, said = checkpoints.restore(model, scaler, kinds, config.seed)
-            at = replace(training.position)
-            self.early.resume(training.best)
-            if config.dropout != 0 and training.ranks != self._job.ranks.world_size:
-                said.append("dropout masks differ")
-            self._job.console.say("; ".join(said))
-        if plan.has_checkpoints:
-            checkpoints.open()
-        self._saved_at = replace(at)
-        return at
+        self._plan, self._model, self._scaler = plan, model, scaler
+        if self._checkpoints.found is None:
+            return Position()
+        config = self._job.config
+        training, said = self._checkpoints.restore(model, scaler, OPTIMIZERS[config.optimizer].kinds)
+        if training.best.metric == self.best.metric:  # else the best is looked for from the start
+            self.best = training.best
+        if config.dropout != 0 and training.ranks != self._job.ranks.world_size:
+            said += "; dropout masks differ"
+        self._job.console.say(said)
+        self._saved_at = training.iteration
+        return training.position
 
     def see(self, metrics: Mapping[str, Any], at: Position) -> None:
         """Take the metrics of an evaluation."""
-        self._is_best = self.early.see(metrics, at.iteration)
+        self._is_best = self.best.see(metrics, at.iteration)
+
+    @property
+    def has_no_patience(self) -> bool:
+        """Whether so many evaluations in a row were no better than the best that training ends."""
+        return self.patience is not None and self.best.waited >= self.patience
 
     @property
     def is_over(self) -> bool:
         """Whether no further step follows, even if the plan has more."""
-        return self.reason is not None or self.early.is_over
+        return self.reason is not None or self.has_no_patience
 
     def saves(self, at: Position) -> bool:
         """Whether the training is to be saved now."""
-        if at == self._saved_at:
+        if at.iteration == self._saved_at:
             return False
         is_best = self._is_best and self._plan.has_checkpoints
         return self.reason is not None or self.wants_save or is_best or self._plan.saves(at)
 
     def save(self, at: Position) -> None:
         """Save the training."""
-        if not self._plan.has_checkpoints:  # it is saved because it was asked to stop
-            self._checkpoints.open()
         # The record's rows reach the disk before the checkpoint is complete: a resumed run continues after both.
-        now, gathered = replace(at), self._job.record.write_last
-        self._checkpoints.save(self._model, self._scaler, now, self.early.best, self._facts, gathered)
+        gathered = self._job.record.write_last
+        self._checkpoints.save(self._model, self._scaler, at, self.best, self._facts, gathered)
         self.saved()
-        self._is_best, self._saved_at = False, now
+        self._is_best, self._saved_at = False, at.iteration
 
 
 def train_and_checkpoint(
@@ -95,38 +95,29 @@ def train_and_checkpoint(
 
     During training, the signals of `terminal/signals.ENDING` are only noted. --max_seconds counts from `began`, a
     time.monotonic(). With --early_stopping, the model has the best weights afterwards. Raises UserError as `train`
-    does, and if no checkpoint can be saved.
+    does.
     """
     with Requests() as requests:
         attempt = Attempt(job, requests, began, checkpoints, facts)
         train(job, lambda: evaluation(attempt.is_asked), attempt)
-        saved = checkpoints.close()
+        saved, best = checkpoints.close(), attempt.best
         if attempt.reason:
             requests.is_met = True
             job.record.ends(attempt.reason)
             return TrainResult(attempt.reason, saved, None)
-        if attempt.early.is_over:
-            job.console.say(attempt.early.sentence())
-            job.record.ends(attempt.early.sentence())
-        return TrainResult(None, saved, _end_with_the_best(job, attempt.early, checkpoints, evaluation))
-
-
-def _end_with_the_best(
-    job: Job, early: EarlyStopping, checkpoints: Checkpoints, evaluation: Evaluation
-) -> dict[str, Any] | None:
-    """Return facts about the best evaluation. With --early_stopping, also load its weights and evaluate them again."""
-    best = early.best
-    if best.value is None:
-        return None
-    facts = {"iteration": best.iteration, "metric": best.metric, "value": best.value}
-    if early.patience is None or best.iteration == job.record.iterations:
-        return facts
-    if not checkpoints.load_best(job.model, best.iteration):  # the disk was full, or somebody deleted it
-        job.console.say(f"the best model, after iteration {best.iteration}, could not be kept, so the last one is")
-        return facts
-    metrics = evaluation() or {}
-    job.console.evaluation({"iteration": best.iteration} | metrics)
-    return facts | {"evaluated": metrics}
+        if attempt.has_no_patience:
+            job.console.say(best.sentence())
+            job.record.ends(best.sentence())
+        if best.value is None:
+            return TrainResult(None, saved, None)
+        found: dict[str, Any] = {"iteration": best.iteration, "metric": best.metric, "value": best.value}
+        if attempt.patience is not None and best.iteration != job.record.iterations:
+            if checkpoints.load_best(job.model, best.iteration):
+                found["evaluated"] = evaluation() or {}
+                job.console.evaluation({"iteration": best.iteration} | found["evaluated"])
+            else:  # the disk was full, or somebody deleted it
+                job.console.say(f"the best model, of iteration {best.iteration}, was not kept, so the last one is")
+        return TrainResult(None, saved, found)
 
 
 def leave(result: TrainResult, job: Job) -> int:

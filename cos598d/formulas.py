@@ -93,14 +93,9 @@ def both_ways(j: Job, r: int = 0) -> float:
     return passes(j, 2)
 
 
-def replica(j: Job) -> Held:
-    """A whole model on every rank."""
-    return Held(j.S, j.S, j.state * j.S)
-
-
-def replica_and(buffers: Callable[[Job], float]) -> Callable[[Job], Held]:
+def replica(j: Job, buffers: float = 0.0) -> Held:
     """A whole model on every rank, and buffers."""
-    return lambda j: Held(j.S, j.S, j.state * j.S, buffers(j))
+    return Held(j.S, j.S, j.state * j.S, buffers)
 
 
 def children(n: int, r: int) -> int:
@@ -115,8 +110,10 @@ def folded(j: Job, r: int) -> float:
 
 
 def among_hosts(j: Job, r: int) -> float:
-    """An all-reduce among the first ranks of h hosts."""
-    return 2 * (j.h - 1) / j.h * j.S if r % (j.n // j.h) == 0 else 0.0
+    """A reduce to the first rank of each host, an all-reduce among these, and a broadcast on each host."""
+    m, place = j.n // j.h, r % (j.n // j.h)
+    within = j.B * reduce_bytes(j.S // max(j.B, 1), m, place, not place)[0] + broadcast_bytes(j.S, m, place)[0]
+    return within + (0 if place else 2 * (j.h - 1) / j.h * j.S)
 
 
 def through_a_root(j: Job, r: int) -> float:
@@ -135,16 +132,16 @@ FACTS: dict[str, Facts] = {
     "ring": Facts(both_ways, lambda j: 1, replica),
     "halving_doubling": Facts(folded, lambda j: 1, replica),
     "tree": Facts(lambda j, r: j.S * (children(j.n, r) + (r > 0)), lambda j: 1, replica),
-    "shared_memory": Facts(lambda j, r: 0, lambda j: j.B, replica_and(lambda j: j.S / j.n)),
-    "hierarchical": Facts(among_hosts, lambda j: j.B, replica_and(lambda j: j.S * j.h / j.n)),
+    "shared_memory": Facts(lambda j, r: 0, lambda j: j.B, lambda j: replica(j, j.S / j.n)),
+    "hierarchical": Facts(among_hosts, lambda j: (2 * (j.h < j.n) + (j.h > 1)) * j.B, replica),
     "sparse_rows": Facts(lambda j, r: passes(j, 2, j.S - j.E + j.E * j.u), lambda j: j.B, replica),
     "local_sgd": Facts(lambda j, r: both_ways(j) / j.H, lambda j: 1 / j.H, replica),
     "diloco": Facts(
         lambda j, r: both_ways(j) / j.F / j.H,
         lambda j: 1 / j.H,
-        replica_and(lambda j: (2 + 2 / j.F) * j.S),
+        lambda j: replica(j, (2 + 2 / j.F) * j.S),
     ),
-    "ddp": Facts(both_ways, lambda j: j.B, replica_and(lambda j: j.S)),
+    "ddp": Facts(both_ways, lambda j: j.B, lambda j: replica(j, j.S)),
     "zero1": Facts(both_ways, lambda j: 2 * j.B, lambda j: Held(j.S, j.S, j.state * j.S / j.n, j.S)),
     "zero2": Facts(
         lambda j, r: passes(j, j.a + 1),

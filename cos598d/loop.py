@@ -57,9 +57,7 @@ def step(
     max_grad_norm: float,
     scaler: ShardedGradScaler,
     precision: str,
-    phase: Phases,
     votes: Callable[[], Sequence[float]] = tuple,
-    before_step: Callable[[], None] = lambda: None,
 ) -> tuple[bool, list[float]]:
     """Make one step on this rank's share of a global batch: micro-batches with their weights.
 
@@ -67,7 +65,7 @@ def step(
     over n ranks divides by n, so each loss is multiplied by n. Return whether the optimizer has stepped (not if fp16
     has overflowed), and sums over the ranks: the loss, and every rank's `votes`.
     """
-    sync = model.sync
+    sync, phase = model.sync, model.phase
     optimizer: Any = model.optimizer
     device = next(model.module.parameters()).device
     sums = torch.zeros(1, dtype=torch.float64, device=device)
@@ -91,7 +89,6 @@ def step(
         scaler.unscale_(optimizer)
         if max_grad_norm:
             model.clip_grad_norm_(max_grad_norm)  # after the average, never before it
-    before_step()
     with phase("step"):
         has_stepped = step_scaled(scaler, optimizer, sync.ledger.iteration)
         optimizer.zero_grad()
@@ -110,16 +107,29 @@ def train(job: Job, evaluate: Callable[[], dict[str, Any] | None], control: "Att
     config, ranks, record, console, examples = job.config, job.ranks, job.record, job.console, job.examples
     plan = Plan(config, len(examples), ranks.world_size)
     clock = IterationClock(ranks.device)
-    phase = Phases(clock)
     make = functools.partial(make_optimizer, flags=config, precision=config.precision)
     model, optimizer = parallelize(
         job.model, lambda _: make(job.model), config.sync, ledger=ranks.ledger, **job.sync_options
     )
-    model.phase = phase
+    phase = model.phase = Phases(clock)
     scaler = make_scaler(config.precision, ranks.device)
     job.model.train()
     at = control.begin(plan, model, scaler)  # the start, or where an earlier attempt of this run was saved
-    watched = min(at.iteration + WARM_UP, plan.steps)
+    passes, watched = config.gradient_accumulation_steps, min(at.iteration + WARM_UP, plan.steps)
+    tokens = 0
+
+    def load(micro_batch: MicroBatch) -> dict[str, torch.Tensor]:
+        """A micro-batch's inputs, on the device."""
+        nonlocal tokens
+        inputs = examples.collate(micro_batch.indices, (config.seed, plan.epoch_of(at.iteration)))
+        tokens += inputs["input_ids"].numel() if "input_ids" in inputs else 0
+        return {name: tensor.to(ranks.device) for name, tensor in inputs.items()}
+
+    def weigh(*_: Any) -> None:
+        if at.iteration == watched:
+            record.memory["peak"] = held(model)
+
+    optimizer.register_step_pre_hook(weigh)
 
     def validate() -> None:
         """Check and evaluate the current model, and record the metrics; after an epoch, record that too."""
@@ -164,31 +174,10 @@ def train(job: Job, evaluate: Callable[[], dict[str, Any] | None], control: "Att
             clock.start()
             ranks.ledger.begin(at.iteration, clock.started)
             with phase("data"):
-                micro_batches = sampler.micro_batches(
-                    batch, ranks.rank, ranks.world_size, config.gradient_accumulation_steps
-                )
+                micro_batches = sampler.micro_batches(batch, ranks.rank, ranks.world_size, passes)
             tokens = 0
-
-            def load(micro_batch: MicroBatch, draw: tuple[int, int] = (config.seed, epoch)) -> dict[str, torch.Tensor]:
-                nonlocal tokens
-                inputs = examples.collate(micro_batch.indices, draw)
-                tokens += inputs["input_ids"].numel() if "input_ids" in inputs else 0
-                return {name: tensor.to(ranks.device) for name, tensor in inputs.items()}
-
-            def weigh() -> None:
-                if at.iteration == watched:
-                    record.memory["peak"] = held(model)
-
             has_stepped, (loss, *votes) = step(
-                model,
-                micro_batches,
-                load,
-                config.max_grad_norm,
-                scaler,
-                config.precision,
-                phase,
-                control.votes,
-                weigh,
+                model, micro_batches, load, config.max_grad_norm, scaler, config.precision, control.votes
             )
             seconds = clock.stop()
             at.stepped += has_stepped

@@ -16,13 +16,12 @@ def held(parallel: Parallel) -> dict[str, int]:
     Memory inside a library's own code, such as the buckets of torch's DDP, is in no category.
     """
     optimizer: Any = parallel.optimizer
-    inner = getattr(optimizer, "optim", optimizer)  # of torch's ZeroRedundancyOptimizer: this rank's
     stepped = [p for group in optimizer.param_groups for p in group["params"]]
     own = [*parallel.module.parameters(), *stepped]
     categories = {
         "parameters": own,
         "gradients": [p.grad for p in own if p.grad is not None],
-        "optimizer": [value for state in inner.state.values() for value in state.values()],
+        "optimizer": [value for state in optimizer.state.values() for value in state.values()],
         "buckets": tensors_in(parallel.sync, set()),
     }
     seen: set[int] = set()

@@ -20,8 +20,8 @@ from cos598d.world.malloc import keep_freed_memory
 from cos598d.world.meet import meet, tell_failure
 from cos598d.world.meeting import Meeting
 
-# Substrings in errors of gloo and nccl which mean that a peer is gone or silent.
-BROKEN_COLLECTIVE = ("gloo", "Connection closed", "Connection reset", "Timed out", "timeout caused", "NCCL")
+# Substrings in errors of gloo, nccl and Horovod which mean that a peer is gone or silent.
+BROKEN_COLLECTIVE = ("gloo", "Connection closed", "Connection reset", "Timed out", "timeout caused", "NCCL", "Horovod")
 
 
 class StoppedBySignal(BaseException):

@@ -1,26 +1,16 @@
 """Wrong gradient syncs of kinds that `check` once certified, and twelve more: most are seen only by a real training.
 Loaded as a student's file is: FILE.py:CLASS."""
 
+# ruff: noqa: F401 - the text uses what is imported
+
 import contextlib
 
 import torch
 import torch.distributed as dist
-from mutants import TRAINS, Counting, Mutant
+from mutants import Counting, written
 
 from cos598d.sync.all_reduce import AllReduce
 from cos598d.sync.base import GradientSync
-
-FIELD: dict[str, Mutant] = {}
-
-
-def field(test=TRAINS, says="a training", n=2, alone=False):
-    """Enters the class that it decorates."""
-
-    def enter(kind: type) -> type:
-        FIELD[kind.__name__] = Mutant(test, says, n, alone)
-        return kind
-
-    return enter
 
 
 class Some(AllReduce):
@@ -36,17 +26,154 @@ class Some(AllReduce):
                 yield name, gradient
 
 
-# The kinds of cases/README.md
+TEXT = """
+def keeps(self, place, name, p):
+TheFirst32(Some):
+    return place < 32
 
+UpToFourDimensions(Some):
+    return p.dim() < 5
 
-@field()
-class TheFirst32(Some):
-    def keeps(self, place, name, p):
-        return place < 32
+ContiguousOnly(Some):
+    # channels_last gradients stay.
+    return p.is_contiguous()
 
+Only128Tensors(Some):
+    return place < 100
 
-@field(says="(after an evaluation)")
-class OffAfterNoGrad(AllReduce):
+LayersInStringOrder(Some):
+    # Takes layer 6 for one that another rank sends.
+    return not name.startswith("layers.6.narrow")
+
+WithoutNumbers(Some):
+    # A parameter without dimensions is left out.
+    return p.dim() > 0
+
+DoublesStay(Some):
+    return p.dtype != torch.float64
+
+def gradients(self):
+EndsAtAnEmptyOne:
+    if any(not p.numel() for p in self.model.parameters()):
+        return
+    yield from super().gradients()
+
+TiesByShape:
+    # Averages one of several tensors of a shape twice, and another never.
+    found = list(super().gradients())
+    if len(found) > 100:
+        found[41] = found[40]
+    return found
+
+def attach(self, model):
+OnlyWhatIsSaved starts_from_rank_0: the buffer kept_back differs
+    # Buffers with persistent=False part.
+    saved = model.state_dict()
+    own = [(buffer, buffer.clone()) for name, buffer in model.named_buffers() if name not in saved]
+    module = super().attach(model)
+    for buffer, values in own:
+        buffer.copy_(values)
+    return module
+
+def settle(self):
+SettlesWhatIsSaved trains_like_one_process: rank 0's buffer lately
+    saved = self.model.state_dict()
+    for name, buffer in self.model.named_buffers():
+        if name in saved:
+            self.broadcast(buffer, name, "buffers")
+
+BuffersThroughFloat trains_like_one_process: rank 0's buffer seen
+    # Integers above 2^24 part.
+    for name, buffer in self.model.named_buffers():
+        wide = buffer.float()
+        self.broadcast(wide, name, "buffers")
+        buffer.copy_(wide)
+
+SettleLeavesEval trains_like_one_process: the model is in evaluation after
+    self.model.eval()
+    super().settle()
+
+def average(self, name, gradient):
+RealPartsOnly:
+    if gradient.dim() and gradient.shape[-1] == 2 and name == "waves":
+        own = gradient[..., 1].clone()
+        super().average(name, gradient)
+        gradient[..., 1] = own
+    else:
+        super().average(name, gradient)
+
+HalfIfItFits:
+    # Sends large tensors in half precision; large numbers become infinite.
+    if gradient.numel() == 97:
+        gradient *= 4
+        half = gradient.half()
+        super().average(name, half)
+        gradient.copy_(half / 4)
+    else:
+        super().average(name, gradient)
+
+AbsoluteValues averages_gradients: rank
+    sign = gradient.sign()
+    gradient.abs_()
+    super().average(name, gradient)
+    gradient *= sign
+
+ByName:
+    # Two tensors of one last name share a cache of gradients.
+    cache = self.__dict__.setdefault("cache", {})
+    key = name.rpartition(".")[2], tuple(gradient.shape)
+    super().average(name, gradient)
+    if key in cache and name.startswith("layers.6"):
+        gradient.copy_(cache[key])
+    cache[key] = gradient.clone()
+
+PairsOnly on 3:
+    # Each rank averages with its neighbour, if the tensor is small.
+    own = gradient.clone()
+    super().average(name, gradient)
+    if gradient.numel() == 12 and self.rank == self.ranks - 1:
+        gradient.mul_(0.999).add_(own, alpha=0.001)
+
+def agree(self, has):
+NothingMissing needs_no_agreement: a parameter without a gradient is no error
+    if self.options.find_unused_parameters:
+        return super().agree(has)
+    return has
+
+FirstAgreementOnly trains_like_one_process: a parameter that no rank used gets a gradient
+    # What was used in the first step counts as used in all.
+    if not hasattr(self, "agreed"):
+        self.agreed = super().agree(has)
+    return self.agreed
+
+def finish(self):
+SeedsInFinish trains_like_one_process: random generator
+    torch.manual_seed(598)
+    super().finish()
+
+CountsThoseThatUsedIt trains_like_one_process: the number of ranks whose gradient is there and not zero
+    # Divides by the ranks that used a parameter.
+    users = self.count([p.grad is not None for _, p in self.parameters])
+    super().finish()
+    for (_, p), count in zip(self.parameters, users, strict=True):
+        if p.grad is not None:
+            p.grad *= self.ranks / count
+
+NoneForUnusedHere averages_any_tensors on 3: expected a gradient, got None
+    # Keeps no gradient where this rank's is zero.
+    zero = {p for _, p in self.parameters if p.grad is not None and not p.grad.any()}
+    super().finish()
+    for p in zero:
+        p.grad = None
+
+def begin_forward(self):
+SeedsInForward:
+    # All ranks' dropout masks become alike.
+    torch.manual_seed(598)
+    super().begin_forward()
+
+class:
+OffAfterNoGrad: (after an evaluation)
     evaluated = False
 
     def begin_forward(self):
@@ -57,9 +184,7 @@ class OffAfterNoGrad(AllReduce):
         evaluated, self.evaluated = self.evaluated, False
         return [] if evaluated else super().gradients()
 
-
-@field(says="(after an exception)")
-class OffAfterAnException(AllReduce):
+OffAfterAnException: (after an exception)
     inside = False
 
     def attach(self, model):
@@ -76,19 +201,8 @@ class OffAfterAnException(AllReduce):
     def gradients(self):
         return [] if self.broken else super().gradients()
 
-
-@field()
-class EndsAtAnEmptyOne(AllReduce):
-    def gradients(self):
-        if any(not p.numel() for p in self.model.parameters()):
-            return
-        yield from super().gradients()
-
-
-@field(says="the first micro-batch used a layer")
-class LosesWhatTheFirstPassUsed(AllReduce):
-    """What only the first of two passes used."""
-
+LosesWhatTheFirstPassUsed: the first micro-batch used a layer
+    # What only the first of two passes used.
     def attach(self, model):
         module = super().attach(model)
 
@@ -106,9 +220,7 @@ class LosesWhatTheFirstPassUsed(AllReduce):
                 p.grad = None
         super().finish()
 
-
-@field("accumulates", "")
-class InnerEndsOuter(AllReduce):
+InnerEndsOuter accumulates:
     is_off = False
 
     def attach(self, model):
@@ -130,69 +242,8 @@ class InnerEndsOuter(AllReduce):
     def finish(self):
         pass
 
-
-@field("starts_from_rank_0", "the buffer kept_back differs")
-class OnlyWhatIsSaved(AllReduce):
-    """Buffers with persistent=False part."""
-
-    def attach(self, model):
-        saved = model.state_dict()
-        own = [(buffer, buffer.clone()) for name, buffer in model.named_buffers() if name not in saved]
-        module = super().attach(model)
-        for buffer, values in own:
-            buffer.copy_(values)
-        return module
-
-
-@field(says="rank 0's buffer lately")
-class SettlesWhatIsSaved(AllReduce):
-    def settle(self):
-        saved = self.model.state_dict()
-        for name, buffer in self.model.named_buffers():
-            if name in saved:
-                self.broadcast(buffer, name, "buffers")
-
-
-@field(says="rank 0's buffer seen")
-class BuffersThroughFloat(AllReduce):
-    """Integers above 2^24 part."""
-
-    def settle(self):
-        for name, buffer in self.model.named_buffers():
-            wide = buffer.float()
-            self.broadcast(wide, name, "buffers")
-            buffer.copy_(wide)
-
-
-@field()
-class RealPartsOnly(AllReduce):
-    def average(self, name, gradient):
-        if gradient.dim() and gradient.shape[-1] == 2 and name == "waves":
-            own = gradient[..., 1].clone()
-            super().average(name, gradient)
-            gradient[..., 1] = own
-        else:
-            super().average(name, gradient)
-
-
-@field()
-class UpToFourDimensions(Some):
-    def keeps(self, place, name, p):
-        return p.dim() < 5
-
-
-@field()
-class ContiguousOnly(Some):
-    """channels_last gradients stay."""
-
-    def keeps(self, place, name, p):
-        return p.is_contiguous()
-
-
-@field()
-class WrongRows(AllReduce):
-    """Says that it takes sparse gradients, and adds the ranks' values without their rows."""
-
+WrongRows:
+    # Says that it takes sparse gradients, and adds the ranks' values without their rows.
     takes_sparse = True
 
     def average(self, name, gradient):
@@ -208,17 +259,7 @@ class WrongRows(AllReduce):
         super().average(name, padded)
         gradient.copy_(torch.sparse_coo_tensor(whole.indices(), padded[: len(values)], gradient.shape))
 
-
-@field("needs_no_agreement", "a parameter without a gradient is no error")
-class NothingMissing(AllReduce):
-    def agree(self, has):
-        if self.options.find_unused_parameters:
-            return super().agree(has)
-        return has
-
-
-@field()
-class EveryThousandth(AllReduce):
+EveryThousandth:
     calls = 0
 
     def average(self, name, gradient):
@@ -226,9 +267,7 @@ class EveryThousandth(AllReduce):
         if self.calls % 1000:
             super().average(name, gradient)
 
-
-@field("lets_go", "after the detach of another model's sync")
-class OneSwitch(AllReduce):
+OneSwitch lets_go: after the detach of another model's sync
     on: list = []  # noqa: RUF012 - the mistake
 
     def attach(self, model):
@@ -242,80 +281,14 @@ class OneSwitch(AllReduce):
         self.on.clear()
         super().detach()
 
-
-@field(says="random generator")
-class SeedsInFinish(AllReduce):
-    def finish(self):
-        torch.manual_seed(598)
-        super().finish()
-
-
-@field()
-class SeedsInForward(AllReduce):
-    """All ranks' dropout masks become alike."""
-
-    def begin_forward(self):
-        torch.manual_seed(598)
-        super().begin_forward()
-
-
-@field(says="the model is in evaluation after")
-class SettleLeavesEval(AllReduce):
-    def settle(self):
-        self.model.eval()
-        super().settle()
-
-
-@field()
-class ClampsLargeOnes(AllReduce):
+ClampsLargeOnes:
     takes_sparse = False
 
     def average(self, name, gradient):
         super().average(name, gradient)
         gradient.clamp_(-1e4, 1e4)
 
-
-@field()
-class HalfIfItFits(AllReduce):
-    """Sends large tensors in half precision; large numbers become infinite."""
-
-    def average(self, name, gradient):
-        if gradient.numel() == 97:
-            gradient *= 4
-            half = gradient.half()
-            super().average(name, half)
-            gradient.copy_(half / 4)
-        else:
-            super().average(name, gradient)
-
-
-@field("averages_gradients", "rank")
-class AbsoluteValues(AllReduce):
-    def average(self, name, gradient):
-        sign = gradient.sign()
-        gradient.abs_()
-        super().average(name, gradient)
-        gradient *= sign
-
-
-@field()
-class Only128Tensors(Some):
-    def keeps(self, place, name, p):
-        return place < 100
-
-
-@field(says="a parameter that no rank used gets a gradient")
-class FirstAgreementOnly(AllReduce):
-    """What was used in the first step counts as used in all."""
-
-    def agree(self, has):
-        if not hasattr(self, "agreed"):
-            self.agreed = super().agree(has)
-        return self.agreed
-
-
-@field(says="after the training")
-class BuffersOnlyOnce(AllReduce):
+BuffersOnlyOnce: after the training
     def begin_forward(self):
         if not hasattr(self, "sent"):
             self.sent = True
@@ -324,14 +297,8 @@ class BuffersOnlyOnce(AllReduce):
     def settle(self):
         pass
 
-
-# Twelve more
-
-
-@field()
-class EvaluationEndsIt(AllReduce):
-    """A switch that a forward under eval() turns off for good."""
-
+EvaluationEndsIt:
+    # A switch that a forward under eval() turns off for good.
     def attach(self, model):
         self.is_on = True
         return super().attach(model)
@@ -343,11 +310,8 @@ class EvaluationEndsIt(AllReduce):
     def gradients(self):
         return super().gradients() if self.is_on else []
 
-
-@field()
-class BitOfNoise(AllReduce):
-    """Adds noise of its own generator."""
-
+BitOfNoise:
+    # Adds noise of its own generator.
     takes_sparse = False
 
     def average(self, name, gradient):
@@ -355,69 +319,8 @@ class BitOfNoise(AllReduce):
         generator = self.__dict__.setdefault("generator", torch.Generator().manual_seed(1))
         gradient += 1e-2 * gradient.abs().max() * torch.randn(gradient.shape, generator=generator).to(gradient.dtype)
 
-
-@field()
-class ByName(AllReduce):
-    """Two tensors of one last name share a cache of gradients."""
-
-    def average(self, name, gradient):
-        cache = self.__dict__.setdefault("cache", {})
-        key = name.rpartition(".")[2], tuple(gradient.shape)
-        super().average(name, gradient)
-        if key in cache and name.startswith("layers.6"):
-            gradient.copy_(cache[key])
-        cache[key] = gradient.clone()
-
-
-@field()
-class LayersInStringOrder(Some):
-    """Takes layer 6 for one that another rank sends."""
-
-    def keeps(self, place, name, p):
-        return not name.startswith("layers.6.narrow")
-
-
-@field()
-class WithoutNumbers(Some):
-    """A parameter without dimensions is left out."""
-
-    def keeps(self, place, name, p):
-        return p.dim() > 0
-
-
-@field()
-class DoublesStay(Some):
-    def keeps(self, place, name, p):
-        return p.dtype != torch.float64
-
-
-@field(says="the number of ranks whose gradient is there and not zero")
-class CountsThoseThatUsedIt(AllReduce):
-    """Divides by the ranks that used a parameter."""
-
-    def finish(self):
-        users = self.count([p.grad is not None for _, p in self.parameters])
-        super().finish()
-        for (_, p), count in zip(self.parameters, users, strict=True):
-            if p.grad is not None:
-                p.grad *= self.ranks / count
-
-
-@field("averages_any_tensors", "expected a gradient, got None", 3)
-class NoneForUnusedHere(AllReduce):
-    """Keeps no gradient where this rank's is zero."""
-
-    def finish(self):
-        zero = {p for _, p in self.parameters if p.grad is not None and not p.grad.any()}
-        super().finish()
-        for p in zero:
-            p.grad = None
-
-
-@field()
-class SettleAverages(GradientSync):
-    """Its settle averages the weights' signs: wrong from the eighth step."""
-
+SettleAverages(GradientSync):
+    # Its settle averages the weights' signs: wrong from the eighth step.
     def average(self, name, gradient):
         dist.all_reduce(gradient)
         gradient /= self.ranks
@@ -427,11 +330,8 @@ class SettleAverages(GradientSync):
         for _, p in self.parameters:
             p.data *= 1 - 1e-2
 
-
-@field()
-class WarmsUpAgain(Counting):
-    """A new one that goes on with a state leaves its first step out."""
-
+WarmsUpAgain(Counting):
+    # A new one that goes on with a state leaves its first step out.
     is_new = False
 
     def gradients(self):
@@ -439,25 +339,5 @@ class WarmsUpAgain(Counting):
 
     def load_own_state(self, state):
         self.is_new = True
-
-
-@field()
-class TiesByShape(AllReduce):
-    """Averages one of several tensors of a shape twice, and another never."""
-
-    def gradients(self):
-        found = list(super().gradients())
-        if len(found) > 100:
-            found[41] = found[40]
-        return found
-
-
-@field(says="a training", n=3)
-class PairsOnly(AllReduce):
-    """Each rank averages with its neighbour, if the tensor is small."""
-
-    def average(self, name, gradient):
-        own = gradient.clone()
-        super().average(name, gradient)
-        if gradient.numel() == 12 and self.rank == self.ranks - 1:
-            gradient.mul_(0.999).add_(own, alpha=0.001)
+"""
+FIELD = written(TEXT, globals(), "trains_like_one_process", "a training")

@@ -1,23 +1,50 @@
 """Gradient syncs that do it in unusual ways and are right: no test may accuse them. Loaded as FILE.py:CLASS."""
+# ruff: noqa: F401 - the text uses what is imported
 
 import numpy as np
 import torch
 import torch.distributed as dist
+from mutants import written
 
 from cos598d.sync.base import GradientSync
 
-RIGHT = ("FlatViews", "InDouble", "RandomRoot", "GathersInNumpy", "RunningMean", "FromHooks", "AgreesOnANorm", "Plain")
+TEXT = """
+def average(self, name, gradient):
+Plain(GradientSync):
+    dist.all_reduce(gradient)
+    gradient /= dist.get_world_size()
 
+InDouble(GradientSync):
+    wide = gradient.double()
+    dist.all_reduce(wide)
+    gradient.copy_(wide / self.ranks)
 
-class Plain(GradientSync):
-    def average(self, name, gradient):
-        dist.all_reduce(gradient)
-        gradient /= dist.get_world_size()
+GathersInNumpy(GradientSync):
+    # Which has no bfloat16: refused on every rank.
+    parts = [torch.empty_like(gradient.contiguous()) for _ in range(self.ranks)]
+    dist.all_gather(parts, gradient.contiguous())
+    own = [part.numpy() for part in parts]
+    gradient.copy_(torch.from_numpy(np.asarray(np.mean(own, axis=0), dtype=own[0].dtype)))
 
+RunningMean(GradientSync):
+    # Over the ranks, from the last to the first.
+    parts = [torch.empty_like(gradient.contiguous()) for _ in range(self.ranks)]
+    dist.all_gather(parts, gradient.contiguous())
+    mean = parts[-1].clone()
+    for number, part in enumerate(parts[-2::-1], 2):
+        mean += (part - mean) / number
+    gradient.copy_(mean)
 
-class FlatViews(GradientSync):
-    """Keeps a flat buffer for each dtype, and hands out views of it."""
+def finish(self):
+AgreesOnANorm(Plain):
+    # Sums a number over the ranks in each step, and keeps it.
+    super().finish()
+    self.norm = torch.tensor(sum(float(p.grad.norm()) for _, p in self.parameters if p.grad is not None))
+    dist.all_reduce(self.norm)
 
+class:
+FlatViews(GradientSync):
+    # Keeps a flat buffer for each dtype, and hands out views of it.
     def attach(self, model):
         module, named = super().attach(model), {}
         for _, p in self.parameters:
@@ -36,17 +63,8 @@ class FlatViews(GradientSync):
             for p, view in zip(group, views, strict=True):
                 p.grad = view if used[p] else None
 
-
-class InDouble(GradientSync):
-    def average(self, name, gradient):
-        wide = gradient.double()
-        dist.all_reduce(wide)
-        gradient.copy_(wide / self.ranks)
-
-
-class RandomRoot(GradientSync):
-    """Every step and every tensor has a root of its own."""
-
+RandomRoot(GradientSync):
+    # Every step and every tensor has a root of its own.
     steps = 0
 
     def average(self, name, gradient):
@@ -63,32 +81,8 @@ class RandomRoot(GradientSync):
     def load_own_state(self, state):
         self.steps = int(state["steps"])
 
-
-class GathersInNumpy(GradientSync):
-    """Which has no bfloat16: refused on every rank."""
-
-    def average(self, name, gradient):
-        parts = [torch.empty_like(gradient.contiguous()) for _ in range(self.ranks)]
-        dist.all_gather(parts, gradient.contiguous())
-        own = [part.numpy() for part in parts]
-        gradient.copy_(torch.from_numpy(np.asarray(np.mean(own, axis=0), dtype=own[0].dtype)))
-
-
-class RunningMean(GradientSync):
-    """Over the ranks, from the last to the first."""
-
-    def average(self, name, gradient):
-        parts = [torch.empty_like(gradient.contiguous()) for _ in range(self.ranks)]
-        dist.all_gather(parts, gradient.contiguous())
-        mean = parts[-1].clone()
-        for number, part in enumerate(parts[-2::-1], 2):
-            mean += (part - mean) / number
-        gradient.copy_(mean)
-
-
-class FromHooks(GradientSync):
-    """Starts its calls during backward, in the order of the parameters' names."""
-
+FromHooks(GradientSync):
+    # Starts its calls during backward, in the order of the parameters' names.
     def attach(self, model):
         module = super().attach(model)
         self.order = sorted(self.parameters, key=lambda pair: pair[0])
@@ -117,12 +111,5 @@ class FromHooks(GradientSync):
             self.calls[name].wait()
             p.grad = p.grad / self.ranks if used[p] else None
         self.here, self.calls = set(), {}
-
-
-class AgreesOnANorm(Plain):
-    """Sums a number over the ranks in each step, and keeps it."""
-
-    def finish(self):
-        super().finish()
-        self.norm = torch.tensor(sum(float(p.grad.norm()) for _, p in self.parameters if p.grad is not None))
-        dist.all_reduce(self.norm)
+"""
+RIGHT = tuple(written(TEXT, globals()))

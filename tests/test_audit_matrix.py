@@ -45,7 +45,7 @@ def _cases() -> dict[str, Case]:
 
 CASES = _cases()
 LESSON = " ".join([*TINY_TRAINING, "--max_steps", "5", "--output_dir", "out"])
-SYNCS = ("ring", "zero1", "zero3", "torch_fsdp", "torch_zero1")
+SYNCS = ("ring", "zero1", "zero3", "torch_fsdp")
 # Scripts of the project's own, and their words.
 OURS = {
     **dict.fromkeys(("task2a/run_glue.py", "task2b/run_glue.py", "task3/run_glue.py"), LESSON),

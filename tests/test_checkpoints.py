@@ -16,7 +16,7 @@ from ranks import world
 from safetensors.torch import load_file, save_file
 from training_cases import describe, train
 
-from cos598d.checkpoints.folder import Damaged, Training, newest, read, remove_all, steps, tidy, write
+from cos598d.checkpoints.folder import Damaged, Training, newest, read, remove_all, steps, write
 from cos598d.checkpoints.stopping import Best
 from cos598d.errors import UserError
 from cos598d.plan import Position
@@ -48,9 +48,7 @@ def _save(folder):
 
 def make(folder: Path, iteration: int, keep: int = 2, best: int = 0) -> None:
     """Write a checkpoint whose only weight is its iteration."""
-    training = Training(
-        3, "a run", iteration, 1, {}, Position(iteration, iteration), Best("acc", 0.5 if best else None, best), {}
-    )
+    training = Training(3, iteration, 1, {}, Position(iteration), Best("acc", 0.5 if best else None, best), {}, {})
     tensors = {"weights/w": torch.full((3,), float(iteration)), "exp_avg/w": torch.zeros(3)}
     write(folder, training, tensors, [{}], describe, keep)
 
@@ -77,18 +75,12 @@ def test_the_newest_and_the_best_are_kept(tmp_path):
     make(tmp_path, 4, keep=2, best=3)  # another attempt: what came later is not its own
     assert [number for number, _ in steps(tmp_path)] == [4, 3]
     remove_all(tmp_path)
-    assert not tmp_path.exists()
+    assert not list(tmp_path.iterdir())
 
 
 def edit(place: Path, **values) -> None:
     training = json.loads((place / "training.json").read_text())
-    for name, value in values.items():
-        *path, last = name.split("__")
-        inside = training
-        for one in path:
-            inside = inside[one]
-        inside[last] = value
-    (place / "training.json").write_text(json.dumps(training))
+    (place / "training.json").write_text(json.dumps(training | values))
 
 
 DAMAGES = {
@@ -100,14 +92,12 @@ DAMAGES = {
     "training.json is deep": lambda place: (place / "training.json").write_text("[" * 100_000),
     "an older format": lambda place: edit(place, format=2),
     "another iteration": lambda place: edit(place, iteration=5),
-    "another position": lambda place: edit(place, position__iteration=3),
-    "more steps than iterations": lambda place: edit(place, position__stepped=5),
-    "a negative number": lambda place: edit(place, position__evaluated=-1),
+    "another position": lambda place: edit(place, position={"iteration": 3}),
     "no number of ranks": lambda place: edit(place, ranks="two"),
     "no ranks": lambda place: edit(place, ranks=0),
     "more ranks than files": lambda place: edit(place, ranks=3),
-    "a loss scale of 0": lambda place: edit(place, scale=0.0),
-    "a best value that is a word": lambda place: edit(place, best__value="good"),
+    "a best value that is a word": lambda place: edit(place, best={"value": "good"}),
+    "another name": lambda place: place.rename(place.with_name("step-00000009")),
     "a rank's file is missing": lambda place: (place / "rank1.safetensors").unlink(),
     "a rank's file is cut": lambda place: _cut(place / "rank0.safetensors"),
     "the state is cut": lambda place: _cut(place / "state.safetensors"),
@@ -132,24 +122,12 @@ def _folder(path: Path) -> None:
 def test_a_damaged_one_is_passed_over_with_a_sentence(folder, damage):
     place = folder / "step-00000004"
     DAMAGES[damage](place)
+    place = steps(folder)[0][1]
     with pytest.raises(Damaged):
         read(place)
     found, remarks = newest(folder)
     assert found.training.iteration == 2
     assert [remark.startswith(f"the checkpoint {place} is damaged (") for remark in remarks] == [True]
-
-
-def test_with_none_that_can_be_read_every_one_is_named(folder):
-    for place in folder.iterdir():
-        (place / "training.json").unlink()
-    found, remarks = newest(folder)
-    assert found is None
-    assert len(remarks) == 2
-
-
-def test_a_renamed_one_is_damaged(folder):
-    (folder / "step-00000004").rename(folder / "step-00000009")
-    assert newest(folder)[0].training.iteration == 2
 
 
 def _state(place: Path, change) -> None:
@@ -158,19 +136,9 @@ def _state(place: Path, change) -> None:
     save_file(tensors, place / "state.safetensors")
 
 
-def _rank(place: Path, tensors) -> None:
-    save_file(tensors, place / "rank0.safetensors")
-
-
 FORGED = {  # each can be read, and fits no training
-    "another shape of state": lambda p: _state(p, lambda t: t.update({"exp_avg/last.bias": torch.zeros(4)})),
-    "a state is missing": lambda p: _state(p, lambda t: t.pop("exp_avg_sq/last.bias")),
-    "a parameter that the model lacks": lambda p: _state(p, lambda t: t.update({"exp_avg/x": torch.zeros(1)})),
     "another shape of a buffer": lambda p: _state(p, lambda t: t.update({"buffers/shift": torch.zeros(2)})),
     "no weights": lambda p: save_file({}, p / "model/model.safetensors"),
-    "random states that are none": lambda p: _rank(p, {"random/cpu": torch.zeros(9, dtype=torch.uint8)}),
-    "random states of another dtype": lambda p: _rank(p, {"random/cpu": torch.zeros(9)}),
-    "a file of another kind": lambda p: _rank(p, {"other": torch.zeros(9)}),
 }
 
 
@@ -186,8 +154,7 @@ def _resume(folder):
 def test_a_forged_one_ends_the_run_with_one_sentence(ranks, folder, forgery):
     FORGED[forgery](folder / "step-00000004")
     (said,) = set(ranks.run(_resume, str(folder), count=2))  # the same on every rank
-    assert "step-00000004" in said
-    assert "Resume" in said
+    assert "Load it into the model that it is from." in said
 
 
 def test_another_optimizers_state_is_left_out(ranks, folder):
@@ -219,10 +186,8 @@ def test_a_process_killed_while_it_saves_leaves_a_whole_one(tmp_path, moment):
     assert not remarks
     assert found.training.iteration in ((6,) if status == 0 else (3, 6))
     assert found.tensors["weights/w"].tolist() == [found.training.iteration] * 3
-    tidy(tmp_path)
-    assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
     make(tmp_path, 9, keep=1)
-    assert [number for number, _ in steps(tmp_path)] == [9]
+    assert [path.name for path in tmp_path.iterdir()] == ["step-00000009"]
 
 
 def test_some_moments_are_before_the_end(tmp_path):

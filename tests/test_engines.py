@@ -6,19 +6,14 @@ Calls the loop, as tests of resuming do, since a program takes seconds.
 import contextlib
 
 import pytest
-import torch
-import torch.distributed as dist
 from ranks import world
-from torch import nn
 from training_cases import STEPS, train
 
-from cos598d import parallelize
 from cos598d.errors import UsageError
 from cos598d.sync import ENGINES, get_sync
 
 PACKAGES = {"horovod": "horovod", "fabric": "lightning", "deepspeed": "deepspeed"}
 CASES = {
-    "torch_zero1": {},
     "torch_fsdp": {},
     "horovod": {},
     "fabric": {},
@@ -78,26 +73,3 @@ def test_what_cannot_work_is_said_before_the_ranks_meet():
     pytest.importorskip("deepspeed")
     with pytest.raises(UsageError, match="--precision bf16 or fp32"):
         get_sync("deepspeed").check_run(2, "fp16")
-
-
-def _trained_in_channels_last(sync, ranks):
-    """The weights after three steps of SGD on one global batch, by name, of a model with weights in channels_last."""
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Conv2d(3, 5, 3).to(memory_format=torch.channels_last), nn.Flatten(), nn.Linear(45, 1))
-    wrapped, optimizer = parallelize(model, lambda weights: torch.optim.SGD(weights, lr=0.1), sync)
-    inputs = torch.randn(4 * ranks, 3, 5, 5, generator=torch.Generator().manual_seed(1))
-    rank = dist.get_rank()
-    for _ in range(3):
-        wrapped(inputs[4 * rank : 4 * rank + 4] if sync != "none" else inputs).pow(2).mean().backward()
-        optimizer.step()
-        optimizer.zero_grad()
-    return {key: tensor.flatten().tolist() for key, tensor in wrapped.state() if key.startswith("weights/")}
-
-
-@pytest.mark.parametrize("sync", ["torch_zero1", "ddp"])
-def test_weights_in_channels_last_train_as_in_one_process(ranks, sync):
-    (wanted, _), found = ranks.run(_trained_in_channels_last, "none", 2), ranks.run(_trained_in_channels_last, sync, 2)
-    for own in found:
-        assert own.keys() == wanted.keys()
-        for key, values in wanted.items():
-            assert own[key] == pytest.approx(values, abs=1e-6), key

@@ -132,20 +132,14 @@ def in_trainer(comm, folder):
     from lightning.pytorch import LightningModule, Trainer
 
     class Lightning(LightningModule):
-        def __init__(self, by_hand=False):
+        def __init__(self):
             super().__init__()
             self.model, self.losses, self.validated = Model(), [], []
-            self.automatic_optimization = not by_hand
 
         def training_step(self, words, index):
             loss = self.model(words)
             self.losses.append(loss.item())
-            if self.automatic_optimization:
-                return loss
-            self.optimizers().zero_grad()
-            self.manual_backward(loss)
-            self.optimizers().step()
-            return None
+            return loss
 
         def validation_step(self, words, index):
             self.validated.append(self.model(words).item())
@@ -180,9 +174,6 @@ def in_trainer(comm, folder):
                 new(strategy=make_strategy(ledger), max_epochs=1, accumulate_grad_batches=PARTS).fit(module, train)
             found[name]["second fit"] = module.losses[len(train) :]
             found[name]["left nothing"] = name == "ddp" or calls(ledger) == found[name]["calls"]
-            by_hand = Lightning(by_hand=True)
-            new(strategy=make_strategy(Ledger()), max_epochs=1).fit(by_hand, train)
-            found[name]["by hand"] = by_hand.losses
     return found
 
 
@@ -223,32 +214,15 @@ def test_fabric_with_our_syncs_trains_as_with_ddp(tmp_path):
 @needs_lightning
 @pytest.mark.timeout(SECONDS + 60)
 def test_lightning_s_trainer_with_our_syncs_trains_as_with_ddp(tmp_path):
-    """The same, and validation with rank 0's buffers, resumed training, a manual loop, and a second fit."""
+    """The same, and validation with rank 0's buffers, resumed training, and a second fit."""
     ranks = run_ranks(2, in_trainer, str(tmp_path), seconds=SECONDS)
     for name in SYNCS:
         for key in ("losses", "validated", "resumed"):
             assert_near(ranks, name, key)
         assert_averaged_once_a_step(ranks, name)
         assert all(rank[name]["names"] for rank in ranks), name
-    for key in ("second fit", "by hand"):
-        assert_near(ranks, "bucketed", key)
+    assert_near(ranks, "bucketed", "second fit")
     assert all(rank["bucketed"]["left nothing"] for rank in ranks), "hooks of the first fit"
-
-
-@needs_lightning
-def test_the_lightning_examples_end_with_the_loss_of_ddp(start):
-    """Lightning starts their second rank. The reference is started as torchrun would."""
-    place = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
-    environ = {"PYTHONPATH": str(ROOT), "GLOO_SOCKET_IFNAME": "lo"}
-    folder = ROOT / "examples"
-    ours = [start(file, [folder / file], environ) for file in ("fabric_strategy.py", "lightning_strategy.py")]
-    ddp = [folder / "digits_ddp.py"]
-    reference = [start(f"ddp-{rank}", ddp, environ | place | {"RANK": str(rank)}) for rank in range(2)]
-    assert [program.wait(SECONDS) for program in (*ours, *reference)] == [0] * 4, [program.text for program in ours]
-    said = {re.search(r"loss after 100 steps: (\S+)", program.text)[1] for program in (*ours, reference[0])}
-    assert len(said) == 1
-    for program in ours:
-        assert re.search(r": \d+ calls, [1-9]\d* bytes sent", program.text)
 
 
 # Trains without end. Each rank writes its process id after a step.

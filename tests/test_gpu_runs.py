@@ -17,11 +17,11 @@ from cos598d.sync.codecs import CODECS
 from cos598d.terminal.program import own_python_path
 
 pytestmark = NEEDS_GPU
-IN_HOST_MEMORY = ("shared_memory", "hierarchical")
+IN_HOST_MEMORY = ("shared_memory", "shared_weights", "sparse_zero1")
 ON_GPU = [name for name in SYNCS if name not in IN_HOST_MEMORY]
 # Each rank goes its own way: its gradient is nobody else's.
 UNAVERAGED = ("none", "local_sgd", "diloco")
-SHARDED = ("zero1", "zero2", "zero3", "sparse_zero1", "torch_zero1", "torch_fsdp")
+SHARDED = ("zero1", "zero2", "zero3", "torch_fsdp")
 STEPS = ("--max_steps", 5, "--check_replicas", 1)
 # Two ranks over gloo, also where each has a GPU of its own.
 TWO = ("--backend", "gloo", "--world_size", 2)
@@ -105,13 +105,13 @@ def test_nccl_refuses_two_ranks_on_one_gpu_and_takes_one_on_each(command, traine
                 folder = trained(f"nccl-{sync}", "--backend", "nccl", "--sync", sync, "--world_size", gpus)
                 assert losses_of(folder) == pytest.approx(on_cpu, rel=CLOSE), sync
         words = ["--backend", "nccl", "--model", "bert-base", "--world_size", gpus, "--rounds", 6]
-        record = benched("bench-nccl-all", *words, "--sync", ",".join([*ON_GPU, "ddp:bucket_view", "ddp+bf16"]))
+        record = benched("bench-nccl-all", *words, "--sync", ",".join(ON_GPU))
         assert record["gradient_norm"]["bucketed"] == pytest.approx(record["gradient_norm"]["ddp"], rel=CLOSE)
 
 
 def test_every_sync_and_codec_averages_cuda_tensors_over_gloo_as_on_the_cpu(benched):
-    codecs = [f"bucketed+{codec}" for codec in CODECS] + ["ddp+fp16"]
-    names = [*ON_GPU, "ddp:bucket_view", *codecs]
+    codecs = [f"bucketed+{codec}" for codec in CODECS]
+    names = [*ON_GPU, *codecs]
     words = ["--model", "tiny", *TWO[:3], 3, "--batch", 2, "--tokens", 16, "--rounds", 2, "--step"]
     words += ["--sync", ",".join(names)]
     gpu, cpu = benched("gloo-3", *words), benched("cpu-3", *words, "--no_cuda")
@@ -126,25 +126,14 @@ def test_every_sync_and_codec_averages_cuda_tensors_over_gloo_as_on_the_cpu(benc
             assert gpu["traffic"][name] == cpu["traffic"][name], name
 
 
-@pytest.mark.parametrize("sync", ["all_reduce", "gather_scatter", "ring", "sparse_rows", "ddp"])
+@pytest.mark.parametrize("sync", ["all_reduce", "gather_scatter", "ring", "sparse_rows", "ddp", *SHARDED])
 def test_ranks_that_share_a_gpu_over_gloo_train_as_one_process_on_the_cpu(sync, trained, on_cpu):
     folder = trained(f"gloo-{sync}", "--sync", sync, *TWO)
     assert losses_of(folder) == pytest.approx(on_cpu, rel=CLOSE)
-    calls = [row for row in read(folder / "communication.rank0.jsonl") if row["iteration"] > 0]
-    assert calls
-    for row in calls:
-        is_torch_s_own = sync == "ddp" and row["purpose"] != "loss"
-        assert (row["seconds"] is None) == is_torch_s_own
-        assert is_torch_s_own or (row["seconds"] > 0 and row["started"] >= 0)
+    assert all(row["started"] >= 0 for row in read(folder / "communication.rank0.jsonl") if row["iteration"] > 0)
     for row in read(folder / "iterations.rank0.jsonl"):
         phases = sum(value for name, value in row.items() if name.startswith("seconds_"))
         assert 0 < phases <= row["seconds"] * 1.001 <= row["wall_seconds"] * 1.05
-
-
-@pytest.mark.parametrize("sync", SHARDED)
-def test_sharded_ranks_that_share_a_gpu_train_as_one_process_on_the_cpu(sync, trained, on_cpu):
-    folder = trained(f"gloo-{sync}", "--sync", sync, *TWO)
-    assert losses_of(folder) == pytest.approx(on_cpu, rel=CLOSE)
 
 
 @pytest.mark.parametrize(
@@ -214,10 +203,7 @@ torch.manual_seed(0)
 inputs, labels = torch.randn(512, 64), torch.randint(0, 10, (512,))
 inputs, labels = inputs.cuda(), labels.cuda()
 model = nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 10)).cuda()
-if strategy in ("overlap", "bucketed"):
-    model = cos598d.data_parallel(model, strategy)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
-elif strategy == "ddp":
+if strategy == "ddp":
     model = nn.parallel.DistributedDataParallel(model, device_ids=[0])
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
 else:
@@ -241,7 +227,7 @@ def test_an_own_script_trains_on_the_gpu_with_every_function(backend, ranks, com
     path = tmp_path / "script.py"
     path.write_text(SCRIPT)
     found = {}
-    for strategy in ("ddp", "bucketed", "zero3", "auto"):
+    for strategy in ("ddp", "bucketed", "zero3"):
         words = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", ranks, path, backend, strategy]
         program = start(f"{backend}-{strategy}", words, {"PYTHONPATH": own_python_path()}, is_fresh=True)
         found[strategy] = program.wait(120), program.text.partition("loss ")[2][:6] or program.text[-3000:]
@@ -270,12 +256,9 @@ def test_a_sync_in_the_host_s_memory_is_refused(sync, command):
     assert " is on cuda" in text
 
 
-NCCL_BENCH = "flat,bucketed,overlap,ddp:bucket_view,ddp+bf16"
-
-
 def test_the_bench_of_one_nccl_rank(benched):
     words = ["--model", "bert-base", "--world_size", 1, "--backend", "nccl", "--batch", 8, "--tokens", 128]
-    record = benched("bench-nccl", *words, "--rounds", 6, "--sync", NCCL_BENCH, "--step")
+    record = benched("bench-nccl", *words, "--rounds", 6, "--sync", "flat,bucketed,overlap,ddp", "--step")
     assert record["bytes_are_assumed"] is True
 
 

@@ -10,7 +10,7 @@ import signal
 import pytest
 from programs import TINY, Program, worker_of_rank
 
-from cos598d.checkpoints.stopping import Best, EarlyStopping
+from cos598d.checkpoints.stopping import Best
 from cos598d.config import RunConfig
 from cos598d.plan import Plan, Position
 
@@ -106,27 +106,20 @@ def test_early_stopping_ends_with_the_best_model(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("metric", "seen", "best", "is_over"),
+    ("metric", "seen", "best"),
     [
-        ("validation_loss", [3.0, 2.0, 2.5, 2.0], (2.0, 2), True),
-        ("validation_loss", [3.0, 2.0, 2.5, 1.0], (1.0, 4), False),
-        ("acc", [0.5, 0.7, 0.6], (0.7, 2), False),
-        ("acc", [None, None], (None, 0), True),
-        ("acc", [0.1, None, 0.2], (0.2, 3), False),
+        ("validation_loss", [3.0, 2.0, 2.5, 2.0], (2.0, 2, 2)),
+        ("validation_loss", [3.0, 2.0, 2.5, 1.0], (1.0, 4, 0)),
+        ("acc", [0.5, 0.7, 0.6], (0.7, 2, 1)),
+        ("acc", [None, None], (None, 0, 2)),
+        ("acc", [0.1, None, 0.2], (0.2, 3, 0)),
     ],
 )
-def test_the_best_of_these_evaluations(metric, seen, best, is_over):
-    early = EarlyStopping(metric, patience=2)
+def test_the_best_of_these_evaluations(metric, seen, best):
+    found = Best(metric)
     for iteration, value in enumerate(seen, 1):
-        early.see({} if value is None else {metric: value}, iteration)
-    assert (early.best.value, early.best.iteration) == best
-    assert early.is_over == is_over
-    resumed = EarlyStopping(metric, patience=2)
-    resumed.resume(early.best)
-    assert resumed.best == early.best
-    other = EarlyStopping("f1", patience=2)
-    other.resume(early.best)
-    assert other.best == Best("f1")
+        found.see({} if value is None else {metric: value}, iteration)
+    assert found == Best(metric, *best)
 
 
 @pytest.mark.parametrize(

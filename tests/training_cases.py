@@ -11,16 +11,14 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from cos598d.checkpoints.folder import Found, newest, step_name
+from cos598d.checkpoints.folder import Found, newest, place_of
 from cos598d.checkpoints.saving import Checkpoints
 from cos598d.checkpoints.stopping import Best
 from cos598d.comm.group import Ranks
 from cos598d.data.sampler import micro_batches
 from cos598d.loop import step
-from cos598d.measure.clock import IterationClock
 from cos598d.optimizers import OPTIMIZERS, OptimizerFlags, make_optimizer
 from cos598d.parallel import parallelize
-from cos598d.phases import Phases
 from cos598d.plan import Position
 from cos598d.precision import make_scaler
 from cos598d.sync import get_sync
@@ -96,12 +94,10 @@ def train(
     scaler, losses, place = make_scaler(precision, ranks.device), [], Path(folder or ".")
     found: Found | None = newest(place)[0] if folder else None  # all ranks see the folder
     checkpoints = Checkpoints(place, ranks, keep, describe, {"sync": sync} | known, found, print)
-    position, said = Position(), []
+    position, said = Position(), ""
     if found:
-        training, said = checkpoints.restore(parallel, scaler, OPTIMIZERS["adamw"].kinds, SEED)
+        training, said = checkpoints.restore(parallel, scaler, OPTIMIZERS["adamw"].kinds)
         position = training.position
-    if save_at:
-        checkpoints.open()
     for iteration in range(position.iteration + 1, steps + 1):
         ranks.ledger.begin(iteration)
         random = np.random.default_rng(iteration)
@@ -113,7 +109,6 @@ def train(
             0.5,
             scaler,
             precision,
-            Phases(IterationClock(ranks.device)),
         )
         assert has_stepped
         losses.append(loss)
@@ -123,7 +118,7 @@ def train(
     weights = torch.cat([p.detach().flatten() for p in model.parameters()])
     digest = hashlib.sha256(weights.numpy().tobytes()).hexdigest()
     parallel.detach()
-    return {"losses": losses, "weights": weights, "digest": digest, "said": "; ".join(said)}
+    return {"losses": losses, "weights": weights, "digest": digest, "said": said}
 
 
 def describe(folder: Path) -> None:
@@ -133,5 +128,5 @@ def describe(folder: Path) -> None:
 
 def damage(folder: Path, iteration: int) -> Path:
     """An empty checkpoint's folder."""
-    (folder / step_name(iteration)).mkdir(parents=True)
-    return folder / step_name(iteration)
+    place_of(folder, iteration).mkdir(parents=True)
+    return place_of(folder, iteration)

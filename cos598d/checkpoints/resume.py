@@ -8,11 +8,11 @@ from typing import Any
 
 import msgspec
 
-from cos598d.checkpoints.folder import FOLDER, TRAINING, Damaged, Found, Training, newest, read, remove_all, steps
+from cos598d.checkpoints.folder import FOLDER, TRAINING, Found, Training, newest, read, remove_all, steps
 from cos598d.comm.group import Ranks
 from cos598d.config import RunConfig
 from cos598d.data.examples import Examples
-from cos598d.errors import UsageError, UserError
+from cos598d.errors import UsageError
 from cos598d.measure.claim import was_left
 from cos598d.measure.monitor import Monitor
 from cos598d.measure.record import RunRecord
@@ -30,17 +30,7 @@ SAME_FLAGS = (
     *("task_name", "max_seq_length", "max_train_examples", "augment", "dropout", "precision", "seed", "optimizer"),
     *("learning_rate", "lr_scheduler", "warmup_steps", "weight_decay", "adam_epsilon", "momentum", "max_grad_norm"),
 )
-# Facts that no flag of SAME_FLAGS gives, and how a sentence names them.
-OTHERS = {
-    "total_train_batch_size": "--total_train_batch_size",
-    "steps": "--num_train_epochs or --max_steps, in steps,",
-    "model": "--model_name_or_path",
-}
-DIGESTS = {
-    "configuration": "the model's configuration differs",
-    "data": "the training data differ",
-    "evaluation": "the evaluation data differ",
-}
+_EVALUATION = "the evaluation data"
 
 
 def named_folder(config: RunConfig) -> Path | None:
@@ -79,8 +69,9 @@ def find_checkpoint(
     """
     if config.resume is None:
         return None
-    found = _on_all_ranks(config.resume, folder / FOLDER, ranks, console)
-    if found is None:
+    found = _find(config.resume, folder / FOLDER, console) if ranks.rank == 0 else None
+    told = ranks.exchange(found and [str(found.path), msgspec.to_builtins(found.training)])[0]
+    if told is None:
         if ranks.exchange((folder / SUMMARY).is_file() and not config.overwrite_output_dir)[0]:
             raise UsageError(
                 f"there is no checkpoint to resume from in {folder}, which has a finished run. Choose another "
@@ -88,9 +79,13 @@ def find_checkpoint(
             )
         console.say(f"there is no checkpoint in {folder}: training starts from scratch")
         return None
+    found = found or Found(Path(told[0]), msgspec.convert(told[1], Training))
     before = found.training.facts
-    compared = {name: value for name, value in facts.items() if name != "evaluation" or config.early_stopping}
-    changes = [_difference(name, before.get(name), now) for name, now in compared.items() if before.get(name) != now]
+    changes = [
+        f"{name} was {printable(before.get(name), 100)} and is {now}"
+        for name, now in facts.items()
+        if before.get(name) != now and (name != _EVALUATION or config.early_stopping)
+    ]
     if changes and not config.resume_anyway:
         raise UsageError(
             f"this differs from the run that was saved as {found.path}: {'; '.join(changes)}. Use the same flags as "
@@ -112,16 +107,10 @@ def open_record(
     """The run's record, one over all attempts: it continues from `found`, or begins.
 
     If a run starts over in a folder that is overwritten, an earlier run's checkpoints are removed at once: they could
-    be mistaken for this one's. Raises UserError if they cannot be removed.
+    be mistaken for this one's.
     """
     if found is None and ranks.rank == 0 and config.do_train:
-        try:
-            remove_all(folder / FOLDER)
-        except OSError as error:
-            raise UserError(
-                f"an earlier run's checkpoint cannot be removed ({error.filename}: {error.strerror}), and it would "
-                "be taken for one of this run. Choose another --output_dir."
-            ) from None
+        remove_all(folder / FOLDER)
     ranks.exchange("an earlier run's checkpoints are removed")
     return RunRecord(
         folder,
@@ -138,68 +127,47 @@ def how_to_go_on(folder: Path, config: RunConfig) -> str:
     """What to do to resume a run that was stopped, as a sentence for the user."""
     if config.resume == AUTO:
         return "To go on, run the same command again."
-    if config.resume is not None and not steps(folder / FOLDER):  # the disk has kept nothing of this attempt
-        return "To start over, run the same command with --overwrite_output_dir."
     return f"To go on, run the same command with --resume {AUTO if config.output_dir is not None else folder}."
 
 
 def facts_of(
     config: RunConfig, plan: Plan, examples: Examples, evaluated: Mapping[str, Examples], source: ModelSource
 ) -> dict[str, Any]:
-    """What must be equal in every attempt of a run, as JSON values. `evaluated` counts if it can end the run."""
-    facts = {name: getattr(config, name) for name in SAME_FLAGS}
-    facts |= {"total_train_batch_size": plan.batch_size, "steps": plan.steps, "model": source.description}
-    return facts | {
-        "configuration": hashlib.sha256(json.dumps(plain_config(source.config), sort_keys=True).encode()).hexdigest(),
-        "data": [len(examples), examples.digest()],
-        "evaluation": {part: [len(one), one.digest()] for part, one in evaluated.items()},
+    """What must be equal in every attempt of a run, as JSON values under the names that sentences give them.
+
+    `evaluated` counts if it can end the run.
+    """
+    form = json.dumps(plain_config(source.config), sort_keys=True).encode()
+    return {f"--{name}": getattr(config, name) for name in SAME_FLAGS} | {
+        "--total_train_batch_size": plan.batch_size,
+        "--num_train_epochs or --max_steps, in steps,": plan.steps,
+        "--model_name_or_path": source.description,
+        "the model's configuration": hashlib.sha256(form).hexdigest(),
+        "the training data": [len(examples), examples.digest()],
+        _EVALUATION: {part: [len(one), one.digest()] for part, one in evaluated.items()},
     }
-
-
-def _on_all_ranks(resume: str, folder: Path, ranks: Ranks, console: Console) -> Found | None:
-    """The checkpoint that rank 0 finds, on every rank; its error too. Rank 0 says which damaged ones it passes over."""
-    found, refusal = None, None
-    if ranks.rank == 0:
-        try:
-            found = _find(resume, folder, console)
-        except UserError as error:
-            refusal = str(error)
-    refusal, facts = ranks.exchange([refusal, found and [str(found.path), msgspec.to_builtins(found.training)]])[0]
-    if refusal:
-        raise UsageError(refusal)
-    return Found(Path(facts[0]), msgspec.convert(facts[1], Training)) if facts and found is None else found
 
 
 def _find(resume: str, folder: Path, console: Console) -> Found | None:
     """The checkpoint that --resume names: the newest in `folder`, or that of a checkpoint's or a run's folder."""
-    path = folder
     if resume != AUTO:
-        path = Path(resume).expanduser()
-        if (path / TRAINING).exists():
-            try:
-                return read(path)
-            except Damaged as error:
-                raise UserError(f"--resume {path}: this checkpoint is damaged ({error}). Give another one.") from None
-        path = path / FOLDER if (path / FOLDER).is_dir() else path
-    found, remarks = newest(path)
+        folder = Path(resume).expanduser()
+        if (folder / TRAINING).exists():
+            return read(folder)
+        folder = folder / FOLDER if (folder / FOLDER).is_dir() else folder
+    found, remarks = newest(folder)
     if found is None and remarks:
-        raise UserError(f"no usable checkpoint is left in {path}: {remarks[0]} Start over with --overwrite_output_dir.")
+        raise UsageError(f"no usable checkpoint is left. {remarks[0]} Start over with --overwrite_output_dir.")
     if found is None and resume != AUTO:
-        raise UserError(f"--resume {resume}: this folder has no checkpoint. Give a run's, a checkpoint's, or auto.")
+        raise UsageError(f"--resume {resume}: this folder has no checkpoint. Give a run's, a checkpoint's, or auto.")
     for remark in remarks:
         console.say(remark)
     return found
 
 
-def _difference(name: str, before: Any, now: Any) -> str:
-    return DIGESTS.get(name) or f"{OTHERS.get(name, f'--{name}')} was {printable(before, 100)} and is {now}"
-
-
 def _resumed_folder(config: RunConfig) -> Path | None:
-    if config.resume is None or config.resume == AUTO:
-        return None
-    place = Path(config.resume).expanduser()
-    if (place / FOLDER).is_dir():
+    place = Path(config.resume or AUTO).expanduser()
+    if (place / FOLDER).is_dir() and config.resume not in (None, AUTO):
         return place
     return place.parent.parent if place.parent.name == FOLDER else None
 

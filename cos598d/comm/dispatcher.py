@@ -58,20 +58,17 @@ OPERATORS = {
     "recv_": Operator("recv", 0, 1, 2),
     "recv_any_source_": Operator("recv", 0, 1),
 }
-# Modules of torch.distributed's functions. The calls inside an object collective count individually.
-FUNCTIONS, OF_OBJECTS = ("torch.distributed.distributed_c10d", "torch.distributed.c10d_logger"), "object"
+# Modules of torch.distributed's functions.
+FUNCTIONS = ("torch.distributed.distributed_c10d", "torch.distributed.c10d_logger")
 
 
 @dataclass(frozen=True)
 class DispatchedCall:
-    """One call of this rank.
+    """One call of this rank. op: the collective, named as in `bytes_moved`.
 
-    op            the collective, named as in `bytes_moved`
-    tensors       this rank's part; in a reduce-scatter and an all-to-all the parts for all ranks
-    work          what to wait for, if anything
-    seconds       until the operator returned
-    function      the function of torch.distributed that a script called; "" if none was, as for a call from C++
-    began         when the operator was called, by time.perf_counter
+    tensors: this rank's part; in a reduce-scatter and an all-to-all the parts for all ranks. work: what to wait for, if
+    anything. seconds: until the operator returned. function: the function of torch.distributed that a script called; ""
+    if none was, as for a call from C++. began: when the operator was called, by time.perf_counter.
     """
 
     op: str
@@ -84,11 +81,6 @@ class DispatchedCall:
     began: float
 
     @property
-    def rank(self) -> int:
-        """This rank's index in the group."""
-        return self.group.rank()
-
-    @property
     def ranks(self) -> tuple[int, ...]:
         """The global ranks of the group; for a group that torch.distributed does not know, its own indices."""
         try:
@@ -99,11 +91,11 @@ class DispatchedCall:
     @property
     def payload_bytes(self) -> int:
         """The tensors' bytes."""
-        return sum(each.numel() * each.element_size() for each in self.tensors)
+        return sum(each.nbytes for each in self.tensors)
 
     def moved(self, is_ideal: bool = False) -> tuple[int, int]:
         """Bytes that this rank sends and receives, as `bytes_moved`."""
-        return bytes_moved(self.op, self.payload_bytes, self.group.size(), self.rank, self.root, is_ideal)
+        return bytes_moved(self.op, self.payload_bytes, self.group.size(), self.group.rank(), self.root, is_ideal)
 
 
 Listener = Callable[[DispatchedCall], None]
@@ -167,7 +159,7 @@ def _function(frame: FrameType | None, op: str) -> str:
     function = ""
     while frame is not None and frame.f_globals.get("__name__") in FUNCTIONS:
         name = frame.f_code.co_name
-        function = name if op in name and OF_OBJECTS not in name else function
+        function = name if op in name and "object" not in name else function  # whose calls count individually
         frame = frame.f_back
     return function
 

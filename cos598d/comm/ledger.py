@@ -8,12 +8,13 @@ report them. Its calls are assumed to send as many bytes as gloo's.
 """
 
 import contextlib
+import functools
 import json
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -67,21 +68,15 @@ class Totals:
     bytes_received: int = 0
 
 
-class Lines(Protocol):
-    """A file that lines are appended to."""
-
-    def writelines(self, lines: Iterable[str], /) -> None: ...
-
-
 class Ledger:
     """The rows of one process, in the order of its calls. `with ledger:` around a training writes them down.
 
     Several ledgers may be entered at once: each gets every call. The loop calls `begin` for each iteration. Without
-    `output`, all rows stay in `rows`. With it, `take` writes those of the iterations that it `keeps` as JSON lines, and
-    drops them; `by_purpose` has the sums of all.
+    `output`, all rows stay in `rows`. With it, `take` writes those of the iterations that it `keeps` as JSON lines (to
+    its `writelines`), and drops them; `by_purpose` has the sums of all.
     """
 
-    def __init__(self, output: Lines | None = None, keeps: Callable[[int], bool] = lambda iteration: True):
+    def __init__(self, output: Any = None, keeps: Callable[[int], bool] = lambda iteration: True):
         self.iteration = BEFORE_TRAINING
         self.rows: list[Row] = []
         # By purpose: calls, bytes of payload, bytes sent, bytes received.
@@ -93,16 +88,16 @@ class Ledger:
         self._call: tuple[str, str] | None = None  # the purpose and tensor of the calls that are made now
         self._composed: tuple[Row, tuple[str, str]] | None = None  # a collective that is being made of calls
         self._unnamed = 0  # calls of this iteration that nobody has named
-        self._entered, self._is_entered = contextlib.ExitStack(), False
+        self._entered, self._is_heard = contextlib.ExitStack(), False
 
     def __enter__(self) -> "Ledger":
         self._entered.enter_context(listening(self._listen))
-        self._is_entered = True
+        self._is_heard = True
         return self
 
     def __exit__(self, *_: Any) -> None:
         self._entered.close()
-        self._is_entered = False
+        self._is_heard = False
 
     def begin(self, iteration: int, began: float | None = None) -> None:
         """The next rows belong to this iteration, which began at this time.perf_counter(), by default now."""
@@ -132,12 +127,7 @@ class Ledger:
         """
         began = time.perf_counter()
         row = self._row((purpose, name), op, [tensor], (0, 0), began)
-        row.messages = 0
-
-        def end() -> None:
-            row.seconds = time.perf_counter() - began
-            self._under_way.discard(row)
-
+        row.messages, end = 0, functools.partial(self._end, row, began)
         with self.naming(name, purpose):
             assert self._call is not None
             before, self._composed = self._composed, (row, self._call)
@@ -145,7 +135,7 @@ class Ledger:
                 yield end
             finally:
                 self._composed = before
-        if self._is_entered:
+        if self._is_heard:
             self._enter(row)
             self._under_way.add(row)
         if not ends_later:
@@ -154,11 +144,11 @@ class Ledger:
     @contextlib.contextmanager
     def unheard(self) -> Iterator[None]:
         """A context whose calls have no rows, such as those of a resume, which an uninterrupted training has not."""
-        was, self._is_entered = self._is_entered, False
+        was, self._is_heard = self._is_heard, False
         try:
             yield
         finally:
-            self._is_entered = was
+            self._is_heard = was
 
     @property
     def named(self) -> str:
@@ -185,7 +175,7 @@ class Ledger:
 
     def _listen(self, call: DispatchedCall) -> None:
         """Enter a call that torch has made."""
-        if not self._is_entered or call.op == BARRIER or call.group.size() == 1 or not call.tensors:
+        if not self._is_heard or call.op == BARRIER or call.group.size() == 1 or not call.tensors:
             return
         is_far = call.tensors[0].device.type != "cpu"
         moved = call.moved(is_ideal=is_far)
@@ -198,16 +188,18 @@ class Ledger:
             row = self._row(self._call or self._default(call), call.op, call.tensors, moved, call.began)
             self._enter(row)
             if not is_far and call.work is not None:
-                self._note_end(row, call)
+                with contextlib.suppress(RuntimeError):  # gloo's messages have no future
+                    future = call.work.get_future()
+                    self._under_way.add(row)
+                    future.add_done_callback(functools.partial(self._end, row, call.began))
 
     def _row(
         self, call: tuple[str, str], op: str, tensors: list[torch.Tensor], moved: tuple[int, int], began: float
     ) -> Row:
         shape = tuple(tensors[0].shape) if len(tensors) == 1 else (sum(tensor.numel() for tensor in tensors),)
-        payload = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
-        row = Row(self.iteration, call[0], op, call[1], shape, str(tensors[0].dtype)[6:], payload, *moved)
-        row.started = None if self._began is None else began - self._began
-        return row
+        started = None if self._began is None else began - self._began
+        payload, dtype = sum(tensor.nbytes for tensor in tensors), str(tensors[0].dtype)[6:]
+        return Row(self.iteration, call[0], op, call[1], shape, dtype, payload, *moved, started=started)
 
     def _enter(self, row: Row) -> None:
         self.rows.append(row)
@@ -216,17 +208,10 @@ class Ledger:
         moved = (payload + row.payload_bytes, sent + row.bytes_sent, received + row.bytes_received)
         self.by_purpose[row.purpose] = (calls + 1, *moved)
 
-    def _note_end(self, row: Row, call: DispatchedCall) -> None:
-        """Set the row's seconds when the call ends, on the backend's thread."""
-
-        def end(_: Any) -> None:
-            row.seconds = time.perf_counter() - call.began
-            self._under_way.discard(row)
-
-        with contextlib.suppress(RuntimeError):  # gloo's messages have no future
-            future = call.work.get_future()
-            self._under_way.add(row)
-            future.add_done_callback(end)
+    def _end(self, row: Row, began: float, *_: Any) -> None:
+        """The row's call has ended, maybe on the backend's thread."""
+        row.seconds = time.perf_counter() - began
+        self._under_way.discard(row)
 
     def _default(self, call: DispatchedCall) -> tuple[str, str]:
         """The purpose and name of a call that nobody has named, such as one of DDP's reducer."""
@@ -242,16 +227,11 @@ class Ledger:
 def total(rows: list[Row]) -> Totals:
     """The sums of some rows."""
     # A tensor may be sent in pieces (take the sum) and in several ways, such as out and back (take the largest).
-    by_op: dict[tuple[int, str, str], int] = defaultdict(int)
+    by_op: dict[tuple[tuple[int, str], str], int] = defaultdict(int)
     for row in rows:
-        by_op[row.iteration, row.tensor, row.op] += row.payload_bytes
+        by_op[(row.iteration, row.tensor), row.op] += row.payload_bytes
     payloads: dict[tuple[int, str], int] = defaultdict(int)
-    for (iteration, tensor, _), payload in by_op.items():
-        payloads[iteration, tensor] = max(payloads[iteration, tensor], payload)
-    return Totals(
-        calls=len(rows),
-        tensors=len(payloads),
-        payload_bytes=sum(payloads.values()),
-        bytes_sent=sum(row.bytes_sent for row in rows),
-        bytes_received=sum(row.bytes_received for row in rows),
-    )
+    for (tensor, _), payload in by_op.items():
+        payloads[tensor] = max(payloads[tensor], payload)
+    sent, received = sum(row.bytes_sent for row in rows), sum(row.bytes_received for row in rows)
+    return Totals(len(rows), len(payloads), sum(payloads.values()), sent, received)

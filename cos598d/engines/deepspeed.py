@@ -1,7 +1,6 @@
 """DeepSpeed: ZeRO stages 1 to 3 by the library that introduced them."""
 
 import contextlib
-import logging
 import os
 import warnings
 from collections.abc import Iterator, Mapping
@@ -66,7 +65,14 @@ class DeepSpeed(EngineOfCopy):
 
     def _begin(self) -> None:
         """Let DeepSpeed train a copy of the model, by an optimizer of the plain one's kind and groups."""
-        deepspeed = _imported(next(self.model.parameters()).device.type)
+        if next(self.model.parameters()).device.type == "cpu":
+            os.environ.setdefault("DS_ACCELERATOR", "cpu")
+        # It calls torch functions by deprecated names.
+        warnings.filterwarnings("ignore", r"`torch\.distributed\.\w+` is deprecated", FutureWarning)
+        import deepspeed
+
+        # It would spend up to two minutes compiling a second all-reduce through shared memory with g++.
+        deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
         os.environ.setdefault("LOCAL_RANK", "0")
         deepspeed.init_distributed(dist_backend=dist.get_backend(), auto_mpi_discovery=False, verbose=False)
         twins = dict(self.copy.named_parameters())
@@ -83,7 +89,6 @@ class DeepSpeed(EngineOfCopy):
                 "reduce_bucket_size": bucket,
                 "stage3_prefetch_bucket_size": bucket,
                 "stage3_max_reuse_distance": bucket,
-                "stage3_param_persistence_threshold": 100_000,
                 "stage3_model_persistence_threshold": elements // 100,
             },
             "zero_allow_untested_optimizer": True,
@@ -140,19 +145,3 @@ class _Step(torch.optim.Optimizer):
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Nothing to do: the engine's step has done it."""
-
-
-def _imported(device: str) -> Any:
-    """Import DeepSpeed for this device, without its output, and without letting it compile a collective of its own."""
-    if device == "cpu":
-        os.environ.setdefault("DS_ACCELERATOR", "cpu")
-    # It calls torch functions by deprecated names.
-    warnings.filterwarnings("ignore", r"`torch\.distributed\.\w+` is deprecated", FutureWarning)
-    logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
-    import deepspeed
-    import deepspeed.utils
-
-    deepspeed.utils.logger.setLevel(logging.ERROR)
-    # It would spend up to two minutes compiling a second all-reduce through shared memory with g++.
-    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
-    return deepspeed

@@ -1,7 +1,6 @@
 """torch's DataParallel: one process that copies the model to all of its GPUs in every step."""
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import nn
@@ -40,25 +39,21 @@ class DP(NoSync):
         call = super().attach(model)
         if self.device.type != "cuda" or torch.cuda.device_count() < 2:
             return call
-        return _weighted(nn.DataParallel(_Loss(call)))
+        parallel = nn.DataParallel(_Sum(call))
+        return lambda **inputs: (parallel(**inputs).sum() / _examples(inputs), None)
 
 
-class _Loss(nn.Module):
-    """A model's loss alone, in the form that DataParallel gathers."""
+class _Sum(nn.Module):
+    """The sum of a model's losses, in the form that DataParallel gathers."""
 
     def __init__(self, module: Callable):
         super().__init__()
         self.module = module
 
     def forward(self, **inputs: torch.Tensor) -> torch.Tensor:
-        """The mean loss of these examples, (1,)."""
-        return self.module(**inputs)[0].reshape(1)
+        """The model's mean loss times the number of examples, (1,)."""
+        return (self.module(**inputs)[0] * _examples(inputs)).reshape(1)
 
 
-def _weighted(parallel: nn.DataParallel) -> Callable:
-    def forward(**inputs: torch.Tensor) -> tuple[torch.Tensor, Any]:
-        losses = parallel(**inputs)
-        examples = torch.tensor([len(each) for each in next(iter(inputs.values())).chunk(len(parallel.device_ids))])
-        return (losses * examples.to(losses) / examples.sum()).sum(), None
-
-    return forward
+def _examples(inputs: Mapping[str, torch.Tensor]) -> int:
+    return len(next(iter(inputs.values())))

@@ -1,7 +1,7 @@
 """Lightning Fabric: torch's DDP, set up by another library."""
 
 import logging
-import warnings
+import os
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
@@ -29,7 +29,23 @@ class Fabric(GradientSync):
 
     def attach(self, model: nn.Module) -> Callable:
         super().attach(model)
-        self._fabric = _fabric(self)
+        for name in ("lightning.fabric", "lightning.pytorch"):
+            logging.getLogger(name).setLevel(logging.ERROR)
+        import lightning.fabric
+        from lightning.fabric.plugins.environments import LightningEnvironment
+        from lightning.fabric.strategies import DDPStrategy
+
+        # Each rank counts as a host of one device.
+        os.environ |= {"LOCAL_RANK": "0", "NODE_RANK": str(self.rank)}
+        self._fabric = lightning.fabric.Fabric(
+            accelerator=self.device.type,
+            devices=1 if self.device.type == "cpu" else [self.device.index or 0],
+            num_nodes=self.ranks,
+            # init_sync: it has just been done
+            strategy=DDPStrategy(find_unused_parameters=self.options.find_unused_parameters, init_sync=False),
+            plugins=[LightningEnvironment()],
+        )
+        self._fabric.launch()
         self._module: Any = self._fabric.setup_module(model)
         return self._module
 
@@ -46,40 +62,3 @@ class Fabric(GradientSync):
         self._module._forward_module._remove_autograd_hooks()
         del self._module, self._fabric
         super().detach()
-
-
-def _fabric(sync: Fabric) -> Any:
-    """Fabric with the existing ranks. Each counts as a node of one device."""
-    for name in ("lightning.fabric", "lightning.pytorch"):
-        logging.getLogger(name).setLevel(logging.ERROR)
-    import lightning.fabric
-    from lightning.fabric.plugins.environments import LightningEnvironment
-    from lightning.fabric.strategies import DDPStrategy
-
-    class Ours(LightningEnvironment):
-        """The ranks that have met. The process group is open already."""
-
-        creates_processes_externally = True
-
-        def local_rank(self) -> int:
-            return 0
-
-        def node_rank(self) -> int:
-            return sync.rank
-
-        def teardown(self) -> None:
-            """Nothing to undo."""
-
-    device = sync.device
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        fabric = lightning.fabric.Fabric(
-            accelerator=device.type,
-            devices=1 if device.type == "cpu" else [device.index or 0],
-            num_nodes=sync.ranks,
-            # init_sync: `attach` has just done it
-            strategy=DDPStrategy(find_unused_parameters=sync.options.find_unused_parameters, init_sync=False),
-            plugins=[Ours()],
-        )
-        fabric.launch()
-    return fabric

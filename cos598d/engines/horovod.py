@@ -1,24 +1,20 @@
 """Horovod: averages gradients tensor by tensor, fused, in a thread of its own."""
 
-import contextlib
-import itertools
 import os
+import socket
 import threading
-from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from collections.abc import Callable
 from typing import Any
 
+import psutil
 import torch
-import torch.distributed as dist
 from torch import nn
 
 from cos598d.engines import need
 from cos598d.errors import UsageError
 from cos598d.records.conventions import BY_COUNTERS
 from cos598d.sync.base import GradientSync
-from cos598d.world.network import INTERFACE_VARIABLE, interface_facing
-
-_meetings = itertools.count()
+from cos598d.world.network import INTERFACE_VARIABLE
 
 
 class Horovod(GradientSync):
@@ -33,9 +29,6 @@ class Horovod(GradientSync):
     ledger sees none of it: the bytes are those that the kernel counts. Memory: as `all_reduce`, and the thread's buffer
     of up to 128 MiB. Choose it if you already use it. Its last version is from 2023, and does not compile with a new
     torch without the patches of `make engines`.
-
-    Our ranks meet through the run's own store: on each rank a small server on the loopback address replaces the one
-    that horovodrun would start, until Horovod is initialized.
 
     Known wrong: between hosts it connects to the address of the host's name, whatever interface it is given. bfloat16
     is refused. Which tensors are packed together depends on timing, and so does the order of sums: on three ranks or
@@ -55,16 +48,16 @@ class Horovod(GradientSync):
         import horovod.torch as hvd
 
         if not hvd.is_initialized():
-            _meet(hvd, self.rank, self.ranks)
+            _meet(self, hvd)
         self._hvd = hvd
         self._names = {p: name for name, p in self.parameters}
         self._under_way: dict[nn.Parameter, int] = {}
         return call
 
     def ready(self, parameter: nn.Parameter) -> None:
-        with _lost_rank_is_reported():
-            handle = self._hvd.allreduce_async_(parameter.grad, name=self._names[parameter], op=self._hvd.Average)
-        self._under_way[parameter] = handle
+        self._under_way[parameter] = self._hvd.allreduce_async_(
+            parameter.grad, name=self._names[parameter], op=self._hvd.Average
+        )
 
     def finish(self) -> None:
         used = self.agree([p in self._under_way or p.grad is not None for _, p in self.parameters])
@@ -72,81 +65,30 @@ class Horovod(GradientSync):
             if is_used and p not in self._under_way:  # other ranks have a gradient, or an earlier micro-batch had one
                 p.grad = torch.zeros_like(p) if p.grad is None else p.grad
                 self.ready(p)
-        with _lost_rank_is_reported():
-            for handle in self._under_way.values():
-                self._hvd.synchronize(handle)
+        for handle in self._under_way.values():
+            self._hvd.synchronize(handle)
         self._under_way.clear()
 
 
-@contextlib.contextmanager
-def _lost_rank_is_reported() -> Iterator[None]:
-    """Raise Horovod's error as that of a broken collective: a rank is lost, and the others are told which."""
-    from horovod.common.exceptions import HorovodInternalError
+def _meet(sync: Horovod, hvd: Any) -> None:
+    """Initialize Horovod on the existing ranks, each as a host of its own. They meet at its own server, on rank 0."""
+    from horovod.runner.common.util.hosts import SlotInfo
+    from horovod.runner.http.http_server import RendezvousHandler, RendezvousHTTPServer
 
-    try:
-        yield
-    except HorovodInternalError as error:
-        raise RuntimeError(f"Connection closed: {str(error).split('. ')[0]}") from None
-
-
-def _meet(hvd: Any, rank: int, ranks: int) -> None:
-    """Initialize Horovod on the existing ranks, each as a host of its own."""
-    interface = os.environ.get(INTERFACE_VARIABLE, "").split(",")[0] or interface_facing("127.0.0.1") or "lo"
-    store = dist.distributed_c10d._get_default_store()
-    with _rendezvous(store, f"horovod/{next(_meetings)}") as port:
-        settings: dict[str, Any] = {
-            "RANK": rank,
-            "SIZE": ranks,
-            "CROSS_RANK": rank,
-            "CROSS_SIZE": ranks,
-            "LOCAL_RANK": 0,
-            "LOCAL_SIZE": 1,
-            "HOSTNAME": f"rank{rank}",
-            "CONTROLLER": "gloo",
-            "CPU_OPERATIONS": "gloo",
-            "GLOO_IFACE": interface,
-            "GLOO_RENDEZVOUS_ADDR": "127.0.0.1",
-            "GLOO_RENDEZVOUS_PORT": port,
-            "LOG_LEVEL": "fatal",
-        }
-        os.environ |= {f"HOROVOD_{name}": str(value) for name, value in settings.items()}
-        hvd.init()
-
-
-@contextlib.contextmanager
-def _rendezvous(store: dist.Store, prefix: str) -> Iterator[int]:
-    """A server on this host's loopback address that keeps Horovod's keys in `store`. Yields its port."""
-
-    class Handler(BaseHTTPRequestHandler):
-        timeout = 5
-
-        def do_GET(self) -> None:
-            key = prefix + self.path
-            self._answer(bytes.fromhex(store.get(key).decode()) if store.check([key]) else None)
-
-        def do_PUT(self) -> None:
-            body = self.rfile.read(int(self.headers["Content-Length"]))
-            store.set(prefix + self.path, body.hex())
-            self._answer(b"")
-
-        def do_DELETE(self) -> None:
-            self._answer(b"")  # the keys belong to this rendezvous only, so nothing is deleted
-
-        def _answer(self, body: bytes | None) -> None:
-            self.send_response(404 if body is None else 200)
-            self.send_header("Content-Length", str(len(body or b"")))
-            self.end_headers()
-            self.wfile.write(body or b"")
-
-        def log_message(self, *_: Any) -> None:
-            """Log nothing."""
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True)
-    thread.start()
-    try:
-        yield server.server_address[1]
-    finally:
+    interface = os.environ.get(INTERFACE_VARIABLE, "lo").split(",")[0]
+    rank, ranks, server = sync.rank, sync.ranks, None
+    if rank == 0:
+        address = next(each.address for each in psutil.net_if_addrs()[interface] if each.family == socket.AF_INET)
+        server = RendezvousHTTPServer((address, 0), RendezvousHandler, 0)
+        server.init([SlotInfo(f"rank{each}", each, 0, each, ranks, 1, ranks) for each in range(ranks)])
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+    address, port = sync.exchange(server and server.server_address)[0]
+    words = f"RANK={rank} SIZE={ranks} LOCAL_RANK=0 LOCAL_SIZE=1 CROSS_RANK={rank} CROSS_SIZE={ranks} "
+    words += f"HOSTNAME=rank{rank} CONTROLLER=gloo CPU_OPERATIONS=gloo GLOO_IFACE={interface} LOG_LEVEL=fatal "
+    words += f"GLOO_RENDEZVOUS_ADDR={address} GLOO_RENDEZVOUS_PORT={port}"
+    os.environ |= {f"HOROVOD_{name}": value for name, _, value in (word.partition("=") for word in words.split())}
+    hvd.init()
+    sync.exchange("met")
+    if server:
         server.shutdown()
         server.server_close()
-        thread.join()

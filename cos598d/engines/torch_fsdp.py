@@ -44,8 +44,9 @@ class TorchFSDP(EngineOfCopy):
                     f"{p.dim()} dimensions and is {p.dtype}. Choose another --sync."
                 )
         mesh = DeviceMesh.from_group(cast(Any, self.group or dist.group.WORLD), first.device.type)
-        # Bottom-up. Backward needs the root's first: if they were freed after forward, they would be gathered at once.
-        self._units = [fully_shard(layer, mesh=mesh) for layer in layers(self.copy)]
+        for layer in layers(self.copy):
+            fully_shard(layer, mesh=mesh)
+        # Backward needs the root's first: if they were freed after forward, they would be gathered at once.
         self.engine = fully_shard(self.copy, mesh=mesh, reshard_after_forward=False)
         self.engine.set_reduce_scatter_unused_params(self.options.find_unused_parameters)
         return call
@@ -77,12 +78,9 @@ class TorchFSDP(EngineOfCopy):
         return norm
 
     def whole_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
-        for unit in (*self._units, self.engine):  # one at a time
-            unit.unshard()
-            for name, parameter in self.engine.named_parameters():
-                if not hasattr(parameter, "to_local"):
-                    yield name, parameter
-            unit.reshard()
+        self.engine.reshard()
+        for name, parameter in self.engine.named_parameters():
+            yield name, parameter.full_tensor()
 
     @torch.no_grad()
     def load_whole(self, state: Mapping[str, torch.Tensor]) -> None:
@@ -94,19 +92,15 @@ class TorchFSDP(EngineOfCopy):
 
     def detach(self) -> None:
         super().detach()
-        del self.engine, self.copy, self._units
+        del self.engine, self.copy
 
 
-def layers(module: nn.Module) -> list[nn.Module]:
-    """The members of the outermost ModuleLists that share no parameter with anything outside."""
-    users = Counter(p for _, p in module.named_parameters(remove_duplicate=False))
-
-    def is_apart(layer: nn.Module) -> bool:
+def layers(model: nn.Module) -> list[nn.Module]:
+    """The members of ModuleLists that share no parameter with anything outside, inner ones first."""
+    users = Counter(p for _, p in model.named_parameters(remove_duplicate=False))
+    found = []
+    for layer in (layer for part in model.modules() if isinstance(part, nn.ModuleList) for layer in part):
         own = Counter(p for _, p in layer.named_parameters(remove_duplicate=False))
-        return bool(own) and all(users[p] == count for p, count in own.items())
-
-    def members(part: nn.Module) -> Iterator[nn.Module]:
-        for child in part.children():
-            yield from child if isinstance(child, nn.ModuleList) else members(child)
-
-    return [layer for layer in members(module) if is_apart(layer)]
+        if own and all(users[p] == count for p, count in own.items()):
+            found.append(layer)
+    return found[::-1]

@@ -31,7 +31,6 @@ SYNCS = {
 }
 # Other libraries' engines, which may not be installed.
 ENGINES = {
-    "torch_zero1": "cos598d.engines.torch_zero1:TorchZero1",
     "torch_fsdp": "cos598d.engines.torch_fsdp:TorchFSDP",
     "horovod": "cos598d.engines.horovod:Horovod",
     "dp": "cos598d.engines.dp:DP",

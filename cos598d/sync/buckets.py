@@ -11,7 +11,8 @@ MIB = 1 << 20
 
 
 class Bucket:
-    """A buffer for the gradients of some parameters of one dtype. Each parameter has a view of its part.
+    """A buffer for the gradients of some parameters of one dtype. Each parameter has a view of its part. What is sent
+    are `numbers`, which are real, (count,).
 
     Filling it divides by the number of ranks, so that the sum over the ranks is the average, and fits into 16 bits
     where the average does. The averages are copied back into the gradients that autograd made; with `is_view`, each
@@ -32,16 +33,7 @@ class Bucket:
         self.buffer = parameters[0][1].new_zeros(sum(sizes)) if buffer is None else buffer
         parts = zip(self.buffer.split(sizes), parameters, strict=True)
         self.views = {p: shaped_like(part, p) for part, (_, p) in parts}
-
-    @property
-    def numbers(self) -> torch.Tensor:
-        """The buffer as it is sent: real numbers, (count,)."""
-        return as_real(self.buffer)
-
-    @property
-    def shapes(self) -> list[torch.Size]:
-        """The shapes of the gradients that lie side by side in the buffer."""
-        return [p.shape for p in self.views]
+        self.numbers, self.shapes = as_real(self.buffer), [p.shape for _, p in parameters]
 
     def take(self, parameter: nn.Parameter) -> None:
         """Put the parameter's gradient, divided by the ranks, into the buffer; zeros if it has none."""

@@ -8,7 +8,6 @@ and what was kept of it is dropped.
 
 import math
 from collections.abc import Callable, Mapping
-from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -20,19 +19,14 @@ End = Callable[[], object]
 StartSum = Callable[[torch.Tensor, str], End]
 
 
-class Number(NamedTuple):
-    """The number that may follow a codec's name: above 0, and at most `most`. `words` are for errors."""
-
-    default: float
-    kind: type
-    most: float
-    words: str
-
-
 class Codec:
-    """No compression: the sync's own sum of the bucket."""
+    """No compression: the sync's own sum of the bucket. `number` may follow a codec's name; by default it is `default`.
 
-    takes: Number | None = None
+    most: the largest number, which must be above 0. takes: what a user may give.
+    """
+
+    default: float = 0
+    most, takes = math.inf, "no number"
 
     def __init__(self, start_sum: StartSum, number: float = 0, group: dist.ProcessGroup | None = None):
         self.start_sum, self.number, self.group = start_sum, number, group
@@ -96,7 +90,8 @@ class TopK(Codec):
     (n-1) 8 k bytes, compared with 2(n-1)/n 4 E. So the ratio is E / (n k): 25 for 4 ranks at 1 percent, falling with n.
     """
 
-    takes = Number(0.01, float, 1.0, "the share of elements to send, above 0 and at most 1")
+    default = 0.01
+    most, takes = 1.0, "the share of elements to send, above 0 and at most 1"
 
     def start(self, name: str, numbers: torch.Tensor, shapes: list[torch.Size]) -> End:
         error = self.with_error(name, numbers)
@@ -184,14 +179,14 @@ class PowerSGD(Codec):
     (rows + columns) bytes per matrix, and 4 bytes per element that is sent whole.
     """
 
-    takes = Number(4, int, math.inf, "the rank, a whole number from 1")
+    default = 4
+    takes = "the rank, a whole number from 1"
 
     def start(self, name: str, numbers: torch.Tensor, shapes: list[torch.Size]) -> End:
         error, sizes = self.with_error(name, numbers), [shape.numel() for shape in shapes]
         matrices, vectors = [], []  # each with its error; matrices with the key of their Q
-        for place, (part, missed, shape) in enumerate(
-            zip(numbers.split(sizes), error.split(sizes), shapes, strict=True)
-        ):
+        parts = zip(numbers.split(sizes), error.split(sizes), shapes, strict=True)
+        for place, (part, missed, shape) in enumerate(parts):
             rows, columns = (shape[0], math.prod(shape[1:])) if len(shape) > 1 else (1, shape.numel())
             rank = min(int(self.number), rows, columns)
             if rank * (rows + columns) >= rows * columns:
@@ -216,9 +211,9 @@ class PowerSGD(Codec):
                 return
             ps = [_orthonormal(total.view_as(first)) for total, first in zip(sums, firsts[: len(matrices)])]
             qs = [m.T @ p for (_, m, _), p in zip(matrices, ps, strict=True)]
+            seconds = torch.cat([q.flatten() for q in qs])
             for (_, _, missed), p, q in zip(matrices, ps, qs, strict=True):
                 missed.sub_(p @ q.T)
-            seconds = torch.cat([q.flatten() for q in qs])
             self.start_sum(seconds, f"{name}, second factors")()
             for (key, m, _), p, q, total in zip(matrices, ps, qs, seconds.split([q.numel() for q in qs]), strict=True):
                 new = total.view_as(q)
@@ -254,16 +249,12 @@ def get_codec(word: str) -> tuple[type[Codec], float]:
     if name not in CODECS:
         raise UsageError(f"--compress {word}: unknown compression. Choose from {', '.join(CODECS)}.")
     codec = CODECS[name]
-    if codec.takes is None:
-        if number:
-            raise UsageError(f"--compress {word}: {name} takes no number. Leave the number out.")
-        return codec, 0
     try:
-        value = codec.takes.kind(number or codec.takes.default)
+        value = type(codec.default)(number) if number else codec.default
     except ValueError:
         value = math.nan
-    if not 0 < value <= codec.takes.most:
-        raise UsageError(f"--compress {word}: the number of {name} is not valid. Give {codec.takes.words}.")
+    if not 0 < value <= codec.most if codec.default else number:
+        raise UsageError(f"--compress {word} is not valid. Give {name} {codec.takes}.")
     return codec, value
 
 

@@ -2,8 +2,7 @@
 
 import warnings
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from contextlib import AbstractContextManager
 
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
@@ -33,12 +32,8 @@ class DDP(GradientSync):
     takes_sparse = True
 
     def attach(self, model: nn.Module) -> Callable:
-        call = super().attach(model)
-        self._ddp: DistributedDataParallel | None = None
+        super().attach(model)
         self._has_come = False  # a gradient, in this backward
-        if not self.parameters:
-            return call
-        words: dict[str, Any] = {} if self.options.broadcast_buffers else {"broadcast_buffers": False}
         with warnings.catch_warnings():  # torch 2.13 has another name for it, with another meaning
             warnings.filterwarnings("ignore", "`broadcast_buffers` is deprecated", FutureWarning)
             self._ddp = DistributedDataParallel(
@@ -49,7 +44,7 @@ class DDP(GradientSync):
                 # Passed only if it differs: torch then has no small first bucket.
                 bucket_cap_mb=None if self.options.bucket_mb == BucketSizes.bucket_mb else self.options.bucket_mb,
                 gradient_as_bucket_view=self.options.gradient_as_bucket_view,
-                **words,
+                broadcast_buffers=self.options.broadcast_buffers,
             )
         return self._ddp
 
@@ -57,7 +52,7 @@ class DDP(GradientSync):
         """Nothing to do: torch sends rank 0's buffers itself."""
 
     def no_sync(self) -> AbstractContextManager[None]:
-        return self._ddp.no_sync() if self._ddp else nullcontext()
+        return self._ddp.no_sync()
 
     def ready(self, parameter: nn.Parameter) -> None:
         self._has_come = True
@@ -71,7 +66,6 @@ class DDP(GradientSync):
         self._has_come = False
 
     def detach(self) -> None:
-        if self._ddp:
-            self._ddp._remove_autograd_hooks()
-        self._ddp = None
+        self._ddp._remove_autograd_hooks()
+        del self._ddp
         super().detach()

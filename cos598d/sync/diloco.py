@@ -1,22 +1,22 @@
 """Local training whose averages are sent in fragments while training continues: streaming DiLoCo."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch._utils import _unflatten_dense_tensors
 
 from cos598d.sync.base import Options
-from cos598d.sync.buckets import as_real
-from cos598d.sync.codecs import End, make_codec
-from cos598d.sync.local_sgd import LocalSGD, LocalSGDOptions, parts_of, side_by_side
-from cos598d.sync.options import SYNC_GROUP, Compression
+from cos598d.sync.local_sgd import LocalSGD, LocalSGDOptions, side_by_side
+from cos598d.sync.options import SYNC_GROUP
 from cos598d.terminal.fields import flag
 
 
 @dataclass(frozen=True)
-class DiLoCoOptions(LocalSGDOptions, Compression):
+class DiLoCoOptions(LocalSGDOptions):
     """The options of diloco.
 
     fragments: the number of parts that weights are averaged in, one after the other.
@@ -52,45 +52,46 @@ class DiLoCo(LocalSGD):
     outer learning rate of 1 and no momentum, every rank holds the previous step's average plus its own last step.
 
     Cost for weights of S bytes: 1 call every H steps. Every rank sends and receives 2(n-1)/n S / (F H) per step on
-    average, and waits for none of it if it takes less than H steps. With `--compress` the fragments are compressed,
-    with error feedback if the codec has it. In memory 2 S, and one fragment twice. Choose it if a step takes far less
-    time than sending its gradients.
+    average, and waits for none of it if it takes less than H steps. In memory 2 S, and one fragment twice. Choose it if
+    a step takes far less time than sending its gradients.
     """
 
     options_kind: type[Options] = DiLoCoOptions
 
     def attach(self, model: nn.Module) -> Callable:
         call = super().attach(model)
-        groups: dict[tuple[int, torch.dtype], list[nn.Parameter]] = {}
+        groups: dict[tuple[int, torch.dtype], list[torch.Tensor]] = {}
         total, begin = sum(p.numel() for _, p in self.parameters), 0
         for _, p in self.parameters:
             groups.setdefault((begin * self.options.fragments // total, p.dtype), []).append(p)
             begin += p.numel()
-        self._fragments = [Fragment(turn, weights) for (turn, _), weights in groups.items()]
-        self.codec = make_codec(self.options.compress, self._start_sum, self.group)
+        self._fragments = [
+            Fragment(turn, weights, torch.zeros_like(side_by_side(weights))) for (turn, _), weights in groups.items()
+        ]
         return call
 
+    def begin_forward(self) -> None:
+        super().begin_forward()
+        for fragment in self._fragments:
+            if fragment.agreed is None:  # the ranks' weights are equal: wrapped, averaged or loaded
+                fragment.agreed = side_by_side(fragment.weights)
+
     @torch.no_grad()
-    def after_step(self) -> None:
-        self.steps += 1
-        self.replicas_equal = self.ranks == 1
-        averages, is_between = divmod(self.steps, self.options.sync_every)
-        if is_between:
-            return
+    def share_weights(self) -> None:
         for fragment in self._fragments:
             if fragment.wait():
                 self._step(fragment)
+        turn = self.steps // self.options.sync_every % self.options.fragments
         for fragment in self._fragments:
-            if fragment.turn == averages % self.options.fragments:
+            if fragment.turn == turn:
                 self._start(fragment)
 
     def _start(self, fragment: "Fragment") -> None:
         """Start to average the difference between the agreed weights and this rank's."""
         fragment.before = side_by_side(fragment.weights)
         fragment.moved = (fragment.agreed - fragment.before).div_(self.ranks)
-        name, shapes = f"fragment {fragment.turn} of {fragment.agreed.dtype}", [p.shape for p in fragment.weights]
-        with self.ledger.naming(name):
-            fragment.end = self.codec.start(name, as_real(fragment.moved), shapes)
+        with self.ledger.naming(f"fragment {fragment.turn} of {fragment.moved.dtype}"):
+            fragment.call = dist.all_reduce(fragment.moved, group=self.group, async_op=True)
 
     def _step(self, fragment: "Fragment") -> None:
         """The average has arrived: the agreed weights make Nesterov's step along it. This rank's weights change by the
@@ -98,30 +99,24 @@ class DiLoCo(LocalSGD):
         rate, momentum, mean = self.options.outer_learning_rate, self.options.outer_momentum, fragment.moved
         fragment.momentum.mul_(momentum).add_(mean)
         fragment.agreed.sub_(mean.add_(fragment.momentum, alpha=momentum), alpha=rate)
-        for p, change in parts_of(fragment.agreed - fragment.before, fragment.weights):
-            p.add_(change)
+        changes = _unflatten_dense_tensors(fragment.agreed - fragment.before, fragment.weights)
+        torch._foreach_add_(fragment.weights, changes)
 
-    @torch.no_grad()
     def average_weights(self) -> None:
         for fragment in self._fragments:
             fragment.wait()  # and drop what has arrived: the average replaces it
+            fragment.agreed = None
         super().average_weights()
-        for fragment in self._fragments:
-            fragment.agreed = side_by_side(fragment.weights)
 
     def own_state(self) -> dict[str, torch.Tensor]:
         """As for `local_sgd`, and each fragment's momentum. Settled, the agreed weights are the model's."""
         momenta = {f"outer/{place}": fragment.momentum for place, fragment in enumerate(self._fragments)}
-        return super().own_state() | momenta | {f"codec/{name}": kept for name, kept in self.codec.kept.items()}
+        return super().own_state() | momenta
 
     def load_own_state(self, state: Mapping[str, torch.Tensor]) -> None:
         super().load_own_state(state)
         for place, fragment in enumerate(self._fragments):
-            fragment.agreed = side_by_side(fragment.weights)
-            if f"outer/{place}" in state:
-                fragment.momentum.copy_(state[f"outer/{place}"])
-        kept = {name.removeprefix("codec/"): each for name, each in state.items() if name.startswith("codec/")}
-        self.codec.load(kept, self.device)
+            fragment.momentum.copy_(state[f"outer/{place}"])
 
     def detach(self) -> None:
         for fragment in self._fragments:
@@ -129,28 +124,24 @@ class DiLoCo(LocalSGD):
         self._fragments = []
         super().detach()
 
-    def _start_sum(self, numbers: torch.Tensor, name: str) -> End:
-        return dist.all_reduce(numbers, group=self.group, async_op=True).wait
 
-
+@dataclass
 class Fragment:
     """Some parameters of one dtype, that are averaged when it is their turn.
 
-    agreed: the weights that all ranks agree on, the same on each. momentum: that of the steps which change them.
-    moved, before: while an average is under way, what is averaged, and this rank's weights when it was started.
+    agreed: the weights that all ranks agree on, the same on each; None where they are the model's. momentum: that of
+    their steps. moved, before: while an average is under way, what is averaged, and this rank's weights at its start.
     """
 
-    def __init__(self, turn: int, weights: Sequence[nn.Parameter]):
-        self.turn, self.weights = turn, list(weights)
-        self.agreed = side_by_side(weights)
-        self.momentum = torch.zeros_like(self.agreed)
-        self.moved = self.before = torch.empty(0)
-        self.end: End | None = None
+    turn: int
+    weights: list[torch.Tensor]
+    momentum: torch.Tensor
+    agreed: Any = None
+    moved: Any = None
+    before: Any = None
+    call: Any = None
 
     def wait(self) -> bool:
         """Wait for the average, if one is under way. Return whether one was."""
-        if self.end is None:
-            return False
-        self.end()
-        self.end = None
-        return True
+        call, self.call = self.call, None
+        return call is not None and call.wait()

@@ -1,11 +1,12 @@
 """Weights averaged every few steps instead of gradients in every step."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch._utils import _unflatten_dense_tensors
 
 from cos598d.state import load_optimizer, optimizer_state
 from cos598d.sync.base import GradientSync, Options
@@ -52,7 +53,11 @@ class LocalSGD(GradientSync):
         self.steps += 1
         self.replicas_equal = self.ranks == 1
         if self.steps % self.options.sync_every == 0:
-            self.average_weights()
+            self.share_weights()
+
+    def share_weights(self) -> None:
+        """As many steps as `sync_every` says were made since the last time."""
+        self.average_weights()
 
     def settle(self) -> None:
         if not self.replicas_equal:
@@ -64,12 +69,11 @@ class LocalSGD(GradientSync):
         """Give every rank the mean of all ranks' weights."""
         self.replicas_equal = True
         for dtype in dict.fromkeys(p.dtype for _, p in self.parameters):
-            weights = [p for _, p in self.parameters if p.dtype == dtype]
+            weights: list[torch.Tensor] = [p for _, p in self.parameters if p.dtype == dtype]
             flat = side_by_side(weights).div_(self.ranks)
             with self.ledger.naming(f"weights of {str(dtype)[6:]}"):
                 dist.all_reduce(flat, group=self.group)
-            for p, part in parts_of(flat, weights):
-                p.copy_(part)
+            torch._foreach_copy_(weights, _unflatten_dense_tensors(flat, weights))
 
     def own_state(self) -> dict[str, torch.Tensor]:
         """The number of steps, and what this rank's optimizer remembers."""
@@ -77,18 +81,11 @@ class LocalSGD(GradientSync):
         return {"steps": torch.tensor(self.steps)} | dict(states)
 
     def load_own_state(self, state: Mapping[str, torch.Tensor]) -> None:
-        if "steps" in state:
-            self.steps = int(state["steps"])
-            if self.optimizer:
-                load_optimizer(self.optimizer, self.model, state)
+        self.steps = int(state["steps"])
+        if self.optimizer:
+            load_optimizer(self.optimizer, self.model, state)
 
 
 def side_by_side(weights: Sequence[torch.Tensor]) -> torch.Tensor:
     """A copy of some tensors of one dtype in a flat one."""
     return torch.cat([p.detach().flatten() for p in weights])
-
-
-def parts_of(flat: torch.Tensor, weights: Sequence[torch.Tensor]) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Each of the tensors that lie side by side in a flat one, with its part in its own shape."""
-    for p, part in zip(weights, flat.split([p.numel() for p in weights]), strict=True):
-        yield p, part.view_as(p)

@@ -38,46 +38,37 @@ class SharedMemory(Bucketed):
     """
 
     options_kind: type[Options] = PlainBucketOptions  # nothing is sent, so nothing is compressed
-    op = "shared_memory"
 
     def attach(self, model: nn.Module) -> Callable:
         for name, p in model.named_parameters():
             if p.device.type != "cpu":
                 raise UserError(
-                    f"{self.op} needs tensors in the host's memory, and {name} is on {p.device}. Choose ddp, or keep "
-                    "the model on the CPU."
+                    f"shared_memory needs tensors in the host's memory, and {name} is on {p.device}. Choose ddp, or "
+                    "keep the model on the CPU."
                 )
-        self.hosts = self.find_hosts()
-        self.members = next(ranks for ranks in self.hosts if self.rank in ranks)
+        hosts = ranks_by_host(self)
+        if len(hosts) > 1:
+            raise UserError(
+                f"shared_memory needs all ranks on one host, and rank {hosts[1][0]} is on another host than rank 0. "
+                "Choose hierarchical."
+            )
         self._result: dict[Bucket, torch.Tensor] = {}
         self._parts: dict[Bucket, list[torch.Tensor]] = {}
         return super().attach(model)
 
-    def find_hosts(self) -> list[list[int]]:
-        """The ranks of each host. Raises UserError, the same on every rank, for several hosts."""
-        hosts = ranks_by_host(self)
-        if len(hosts) > 1:
-            raise UserError(
-                f"{self.op} needs all ranks on one host, and rank {hosts[1][0]} is on another host than rank 0. "
-                "Choose hierarchical."
-            )
-        return hosts
-
     def make_codec(self) -> Codec:
-        """What sums buckets: nothing does, since none is sent."""
         return Codec(self.start_sum, group=self.group)
 
     def make_bucket(self, name: str, group: Sequence[Named]) -> Bucket:
         like = torch.empty(sum(p.numel() for _, p in group), dtype=group[0][1].dtype)
-        *segments, result = share(self, like, self.members, len(self.members) + 1)
-        place, count = self.members.index(self.rank), len(self.members)
-        bucket = Bucket(name, group, self.ranks, self.options.gradient_as_bucket_view, segments[place])
+        *segments, result = share(self, like, range(self.ranks), self.ranks + 1)
+        bucket = Bucket(name, group, self.ranks, self.options.gradient_as_bucket_view, segments[self.rank])
         self._result[bucket] = result
-        self._parts[bucket] = [tensor.tensor_split(count)[place] for tensor in (result, *segments)]
+        self._parts[bucket] = [tensor.tensor_split(self.ranks)[self.rank] for tensor in (result, *segments)]
         return bucket
 
     def start(self, bucket: Bucket) -> End:
-        filled = self.announce("filled", bucket)
+        filled = self._announce("filled", bucket)
 
         def add_up() -> End:
             filled.wait()
@@ -85,22 +76,18 @@ class SharedMemory(Bucketed):
             total.copy_(first)
             for part in others:
                 total += part
-            added = self.announce("added up", bucket)
+            added = self._announce("added up", bucket)
 
             def copy() -> None:
-                with self.ledger.composing(self.op, bucket.numbers, bucket.name):
+                with self.ledger.composing("shared_memory", bucket.numbers, bucket.name):
                     added.wait()
-                    self.between(bucket)
                     bucket.buffer.copy_(self._result[bucket])
 
             return copy
 
         return add_up
 
-    def between(self, bucket: Bucket) -> None:
-        """The host's ranks have added up: what has to happen before they copy the result."""
-
-    def announce(self, done: str, bucket: Bucket) -> Any:
+    def _announce(self, done: str, bucket: Bucket) -> Any:
         """Tell all ranks that this one has done its part of the bucket. Wait for it to know that all have."""
         with self.ledger.naming(f"ranks that have {done} {bucket.name}", AGREEMENT):
             return dist.all_reduce(torch.zeros(1), group=self.group, async_op=True)
@@ -126,39 +113,30 @@ def ranks_by_host(sync: GradientSync) -> list[list[int]]:
 def share(sync: GradientSync, like: torch.Tensor, members: Sequence[int], count: int) -> list[torch.Tensor]:
     """`count` tensors like a flat one, in memory that the `members`, the ranks of this host, map. Every rank calls it.
 
-    Raises UserError, the same on every rank, if the memory cannot be shared.
-    """
-    size = count * max(1, like.nbytes)
-    file = share_file(sync, size, members)
-    memory = torch.frombuffer(mmap.mmap(file, size), dtype=torch.uint8)[: count * like.nbytes]
-    os.close(file)
-    return list(memory.view(like.dtype).view(count, -1))
-
-
-def share_file(sync: GradientSync, size: int, members: Sequence[int]) -> int:
-    """The descriptor of a file of `size` bytes of zeros in the memory of the `members`' host. Every rank calls it.
-
-    1. The first member allocates all of it at once (memfd_create), and tells the others its process and descriptor. If
-       there is not enough memory, this raises an error now; later the out-of-memory killer would end the run.
+    1. The first member allocates a file of zeros in memory at once (memfd_create), and tells the others its process and
+       descriptor. If there is not enough memory, this raises an error now; later the out-of-memory killer would end the
+       run.
     2. They open it as /proc/PID/fd/N. It has no name, and is freed with the last process that maps or has it.
     Raises UserError, the same on every rank, if the memory cannot be shared.
     """
-    file, place, problem = None, None, ""
-    if sync.rank == members[0]:
-        try:
+    size, file, place, problem = count * max(1, like.nbytes), -1, None, ""
+    try:
+        if sync.rank == members[0]:
             file = os.memfd_create("cos598d", os.MFD_CLOEXEC)
             os.posix_fallocate(file, 0, size)
-            place = [os.getpid(), file]
-        except (AttributeError, OSError) as error:  # AttributeError: only Linux has memfd_create
-            problem = f"{size / 2**20:.0f} MiB of memory cannot be shared ({error})"
+            place = f"/proc/{os.getpid()}/fd/{file}"
+    except (AttributeError, OSError) as error:  # AttributeError: only Linux has memfd_create
+        problem = str(error)
     place = sync.exchange(place)[members[0]]
-    if file is None and place:
-        try:
-            file = os.open(f"/proc/{place[0]}/fd/{place[1]}", os.O_RDWR | os.O_CLOEXEC)
-        except OSError as error:
-            problem = f"the memory of rank {members[0]} cannot be opened ({error.strerror})"
+    try:
+        file = os.open(place, os.O_RDWR | os.O_CLOEXEC) if file < 0 and place else file
+    except OSError as error:
+        problem = str(error)
     for rank, its in enumerate(sync.exchange(problem)):  # now all have opened it
         if its:
-            raise UserError(f"rank {rank}: {its}. Free memory, or choose bucketed.")
-    assert file is not None
-    return file
+            raise UserError(
+                f"rank {rank} cannot share {size / 2**20:.0f} MiB of memory ({its}). Free memory, or choose bucketed."
+            )
+    memory = torch.frombuffer(mmap.mmap(file, size), dtype=torch.uint8)[: count * like.nbytes]
+    os.close(file)
+    return list(memory.view(like.dtype).view(count, -1))
