@@ -63,7 +63,7 @@ class Zero1(GradientSync):
         self._handles: list[Any] = []
         self._gathers: dict[Unit, Callable[[], None]] = {}  # of weights that are on their way: call it to wait
         self.under_way: deque[tuple[Unit, Any]] = deque()  # sums of gradients
-        self._local: set[nn.Parameter] = set()  # have a gradient in .grad that is not averaged yet
+        self._kept: dict[nn.Parameter, torch.Tensor] = {}  # pieces of averages to which another backward adds
         self._begin()
         return call
 
@@ -118,23 +118,18 @@ class Zero1(GradientSync):
         """Backward has computed the unit's last gradient."""
 
     def finish(self) -> None:
-        stood = {p for _, p in self.parameters if isinstance(p.grad, Unread)}  # averaged by an earlier backward
         for unit in self.units:
             for p in list(self._missing[unit]):  # backward has left it out; an earlier micro-batch may have used it
                 self.make_room(p)
                 self._take(p)
         self._start_what_is_full()
         used = self.agree([p in self._has for _, p in self.parameters])
-        is_used = {p for (_, p), one in zip(self.parameters, used, strict=True) if one}
         self.end_sums()
-        for piece in self.cut.pieces:
-            p, part = piece.parameter, piece.part
-            if p in is_used:
-                average = self.averages[piece.unit][piece.place]
-                part.grad = average if part.grad is None else part.grad.add_(average)
-            if p in is_used or p in stood:
-                p.grad = Unread(p)
-        self._local.clear()
+        for (_, p), is_used in zip(self.parameters, used, strict=True):
+            piece, kept = self.cut.piece_of[p], self._kept.pop(p, None)
+            average = self.averages[piece.unit][piece.place] if is_used else None
+            piece.part.grad = average if kept is None else kept if average is None else kept.add_(average)
+            p.grad = None if piece.part.grad is None else Unread(p)
         self._begin()
 
     def clip(self, max_norm: float) -> torch.Tensor:
@@ -165,13 +160,12 @@ class Zero1(GradientSync):
     def take_gradients(self) -> None:
         """Use what the script has written into .grad, in place of the average."""
         for piece in self.cut.pieces:
-            p, part = piece.parameter, piece.part
+            p, kept = piece.parameter, self._kept.pop(piece.parameter, None)
             if p.grad is None:
-                part.grad = None
+                piece.part.grad = None
             elif not isinstance(p.grad, Unread):
                 own = piece.of(p.grad.to_dense()).detach()
-                adds = p in self._local and part.grad is not None  # the last backward was inside no_sync
-                part.grad = torch.add(part.grad, own) if adds else own.clone()  # type: ignore[arg-type]
+                piece.part.grad = own.clone() if kept is None else kept.add_(own)  # the last backward was in no_sync
                 p.grad = Unread(p)
 
     def after_step(self) -> None:
@@ -233,15 +227,14 @@ class Zero1(GradientSync):
         return unit.part_of(unit.gradients).copy_(average_of(unit.arriving))
 
     def make_room(self, parameter: nn.Parameter) -> None:
-        """A gradient is about to be added to .grad. An average stays in the piece; the piece forgets what the script
-        has dropped or replaced."""
+        """A gradient is about to be added to .grad. If an average is there, it is kept, since it has no room there."""
         part = self.cut.piece_of[parameter].part
         if isinstance(parameter.grad, Unread):
             parameter.grad = None
-            part.grad = None if part.grad is None else part.grad.clone()  # its memory gets the next backward's
-        elif parameter not in self._local:
-            part.grad = None
-        self._local.add(parameter)
+            if part.grad is not None:
+                self._kept[parameter] = part.grad.clone()  # its memory gets the next backward's
+        elif parameter.grad is None:  # the script has dropped it
+            self._kept.pop(parameter, None)
 
     def put(self, unit: Unit, place: int, gradient: torch.Tensor | None) -> None:
         """Copy a gradient, zeros if there is none, into its place among the unit's."""

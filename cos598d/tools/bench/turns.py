@@ -64,7 +64,7 @@ class Turn:
         del self._module
 
     def _wrapped(self, candidate: Candidate) -> Parallel:
-        return Parallel(self._replica, make_sync(candidate.name, None, self.ledger, candidate.options))
+        return Parallel(self._replica, make_sync(candidate.name, ledger=self.ledger, **candidate.options))
 
     def _work(self, inputs: dict[str, torch.Tensor]) -> None:
         self._average(inputs)
