@@ -16,6 +16,7 @@ from cos598d.zero.sharded_optimizer import ShardedOptimizer
 
 ZERO = ("zero1", "zero2", "zero3")
 SHARDED = (*ZERO, "sparse_zero1", "shared_weights")
+WHOLE = ("bucketed", "all_reduce", "sparse_rows")  # one of each kind of finish
 
 
 def net():
@@ -366,7 +367,7 @@ def other_strides(rank, how):
 def everything(rank, ranks):
     found = {}
     for name, case in CASES.items():
-        for how in ("ddp", *SHARDED):
+        for how in ("ddp", *SHARDED, *WHOLE):
             if how == "shared_weights" and name in EDITS:  # in place, which it refuses
                 found[name, how] = words(functools.partial(case, rank, how))
             else:
@@ -387,7 +388,7 @@ def found():
 
 
 @pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("how", SHARDED)
+@pytest.mark.parametrize("how", SHARDED + WHOLE)
 def test_a_script_gets_what_ddp_gives(found, case, how):
     for of_rank in found:
         ours, ddp = of_rank[case, how], of_rank[case, "ddp"]

@@ -5,7 +5,7 @@ import functools
 import pytest
 import torch
 from ranks import on_ranks
-from sync_cases import SHARDED, SINGLE, adamw, make_model, options_of, sgd, train, weights_of
+from sync_cases import SHARDED, SINGLE, adamw, make_model, options_of, train, weights_of
 
 from cos598d.errors import UserError
 from cos598d.parallel import parallelize
@@ -21,7 +21,7 @@ def resumed(rank, ranks, file):
     found, states = {}, file and torch.load(file)
     for sync in SYNCS:
         net = make_model(SINGLE, rank)
-        model, optimizer = parallelize(net, sgd, sync, **options_of(sync))
+        model, optimizer = parallelize(net, adamw, sync, **options_of(sync))
         if states is None:
             train(model, optimizer, range(3))
             found[sync, "state"] = {key: value.clone() for key, value in model.state()}
@@ -66,7 +66,7 @@ def then(first, tmp_path_factory):
 @functools.cache
 def one_process():
     net = make_model(SINGLE)
-    train(net, sgd(net.parameters()), range(6))
+    train(net, adamw(net.parameters()), range(6))
     return weights_of(net)
 
 
@@ -84,32 +84,23 @@ def test_a_training_goes_on_from_any_state(first, then, sync, ranks):
                     assert torch.equal(weights, straight[sync, "straight on"])
 
 
-def named_state(rank, ranks):
-    found = {}
-    for sync in SYNCS:
-        model, optimizer = parallelize(make_model(SINGLE, rank), adamw, sync, **options_of(sync))
-        train(model, optimizer, range(3))
-        found[sync] = {key: list(value.shape) for key, value in model.state()}
-        model.detach()
-    return found
-
-
-def test_a_state_has_plain_names_and_whole_tensors():
+def test_a_state_has_plain_names_and_whole_tensors(first):
     """The same keys and shapes under every sync: those of one process."""
-    net = make_model(SINGLE)
-    optimizer = adamw(net.parameters())
-    train(net, optimizer, range(3))
-    expected = {f"weights/{name}": list(p.shape) for name, p in net.named_parameters()}
-    for name, p in net.named_parameters():
-        expected |= {f"{kind}/{name}": list(value.shape) for kind, value in optimizer.state.get(p, {}).items()}
-    for found in on_ranks(2, named_state):
-        assert found == dict.fromkeys(SYNCS, expected)
+    model = make_model(SINGLE)
+    optimizer = adamw(model.parameters())
+    train(model, optimizer, range(3))
+    expected = {f"weights/{name}": p.shape for name, p in model.named_parameters()}
+    expected |= {f"buffers/{name}": buffer.shape for name, buffer in model.named_buffers()}
+    for name, p in model.named_parameters():
+        expected |= {f"{kind}/{name}": value.shape for kind, value in optimizer.state.get(p, {}).items()}
+    for sync in SYNCS:
+        assert {key: value.shape for key, value in first[2][0][sync, "state"].items()} == expected, sync
 
 
 def wrong_states(rank, ranks):
     said = []
     for sync in ("bucketed", "zero3"):
-        model, _ = parallelize(make_model(SINGLE, rank), sgd, sync, **options_of(sync))
+        model, _ = parallelize(make_model(SINGLE, rank), adamw, sync, **options_of(sync))
         state = {key: value.clone() for key, value in model.state()}
         other_shape = state | {"weights/scale": torch.ones(2)}
         lacking = {key: value for key, value in state.items() if key != "weights/table.weight"}

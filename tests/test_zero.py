@@ -51,9 +51,9 @@ def _dropping(right):
 
 # A fault of the algorithm, and what it is planted in. Each has to change the weights.
 MUTANTS = {
-    "the sum is not divided": (zero1, "average_of", lambda right: lambda parts: right(parts) * len(parts)),
+    "the sum is not divided": (zero1, "average_of", lambda right: lambda parts, out: right(parts, out) * len(parts)),
     "it is divided by one rank less": (
-        zero1, "average_of", lambda right: lambda parts: right(parts) * len(parts) / max(1, len(parts) - 1),
+        zero1, "average_of", lambda right: lambda parts, out: right(parts, out) * len(parts) / max(1, len(parts) - 1),
     ),
     "a part is not sent": (zero1, "start_reduce_scatter", _without_last_part),
     "the weights are not gathered": (zero1, "start_all_gather", lambda right: lambda *_: lambda: None),

@@ -9,6 +9,7 @@ from torch import nn
 
 from cos598d.errors import UserError
 from cos598d.sync.base import Named
+from cos598d.zero.unread import Unread
 
 
 class Unit:
@@ -87,6 +88,7 @@ class Piece:
     """What this rank has, and steps, of a unit's parameter. It may have no elements.
 
     place: where it lies in the rank's part. part: that as a parameter by itself, for an optimizer.
+    unread: what .grad is while the rank has only this piece of the average.
     """
 
     def __init__(self, unit: Unit, number: int):
@@ -95,7 +97,7 @@ class Piece:
         low = max(begin, first)
         high = max(low, min(begin + self.parameter.numel(), first + unit.length))
         self.place, self._begin, self._strides = slice(low - first, high - first), low - begin, unit.strides[number]
-        self.part = nn.Parameter(unit.part[self.place])
+        self.part, self.unread = nn.Parameter(unit.part[self.place]), Unread(self.parameter)
 
     def of(self, whole: torch.Tensor) -> torch.Tensor:
         """This piece of a tensor of the parameter's shape, with any strides, as a flat tensor."""

@@ -84,8 +84,9 @@ class Zero3(Zero2):
         for unit in self.units if self._stay else ():  # the script may have changed them
             unit.part.copy_(unit.part_of(unit.weights))
 
-    def complete(self, unit: Unit) -> None:
+    def start_sum(self, unit: Unit) -> None:
         self._free([unit])
+        super().start_sum(unit)
 
     def finish(self) -> None:
         self._send_left_out(until=None)
