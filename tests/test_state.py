@@ -98,23 +98,16 @@ def test_a_state_has_plain_names_and_whole_tensors(first):
 
 
 def wrong_states(rank, ranks):
-    said = []
     for sync in ("bucketed", "zero3"):
         model, _ = parallelize(make_model(SINGLE, rank), adamw, sync, **options_of(sync))
         state = {key: value.clone() for key, value in model.state()}
-        other_shape = state | {"weights/scale": torch.ones(2)}
-        lacking = {key: value for key, value in state.items() if key != "weights/table.weight"}
-        for wrong in (other_shape, lacking):
-            try:
-                model.load_state(wrong)
-            except UserError as error:
-                said.append(str(error))
+        with pytest.raises(UserError, match=r"scale has the shape \(2,\) in the state and \(\) in the model"):
+            model.load_state(state | {"weights/scale": torch.ones(2)})
+        del state["weights/table.weight"]
+        with pytest.raises(UserError, match="the state has no weights/table.weight"):
+            model.load_state(state)
         model.detach()
-    return said
 
 
 def test_a_state_that_does_not_fit_is_said():
-    for said in on_ranks(2, wrong_states):
-        assert len(said) == 4
-        assert all("weights/scale has the shape (2,) in the state and () in the model" in one for one in said[::2])
-        assert all("the state has no weights/table.weight" in one for one in said[1::2])
+    on_ranks(2, wrong_states)

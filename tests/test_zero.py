@@ -9,6 +9,7 @@ from ranks import on_ranks
 from sync_cases import SHARDED, SINGLE, adamw, make_model, options_of, sgd, train, weights_of
 
 from cos598d.comm.ledger import Ledger
+from cos598d.memory import held
 from cos598d.parallel import parallelize
 from cos598d.zero import collectives, zero1
 
@@ -100,24 +101,15 @@ def matrix(rank, ranks):
         for name, (where, word, change) in MUTANTS.items():
             with patch.object(where, word, change(getattr(where, word))):
                 found[name] = trained(rank, "zero1", micro_batches=2, clip=CLIP.get(name, 0.0))
-    found["held"] = {sync: held(rank, sync) for sync in ("bucketed", *SHARDED)}
+    found["held"] = {sync: held_by(rank, sync) for sync in ("bucketed", *SHARDED)}
     return found
 
 
-def held(rank, sync):
-    """Bytes just before a step: of weights, gradients and the optimizer's state; every piece of memory once."""
-    net, found = make_model(SINGLE, seed=rank), {}
-    model, optimizer = parallelize(net, adamw, sync, **options_of(sync))
-
-    def count():
-        stepped = [p for group in optimizer.param_groups for p in group["params"]]
-        gradients = [p.grad for p in stepped if p.grad is not None]
-        state = [value for of in optimizer.state.values() for value in of.values()]
-        for name, tensors in ("weights", [*net.parameters(), *stepped]), ("gradients", gradients), ("state", state):
-            pieces = {t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in tensors}
-            found[name] = sum(pieces.values())
-
-    train(model, optimizer, range(2), each=count)
+def held_by(rank, sync):
+    """Bytes just before a step, by category."""
+    model, optimizer = parallelize(make_model(SINGLE, seed=rank), adamw, sync, **options_of(sync))
+    found = {}
+    train(model, optimizer, range(2), each=lambda: found.update(held(model)))
     model.detach()
     return found
 
@@ -171,14 +163,14 @@ def test_memory_falls_as_the_stage_says():
     size = bytes_of(p for p in net.parameters() if p.requires_grad and p is not net.empty)
     fixed = bytes_of(net.frozen.parameters())
     for of_rank in found_on(ranks):
-        held_by = of_rank["held"]
+        found = of_rank["held"]
         for sync in ("zero1", "zero2", "zero3", "shared_weights"):
-            assert held_by[sync]["state"] == pytest.approx(held_by["bucketed"]["state"] / ranks, rel=0.05), sync
-        assert held_by["zero1"]["gradients"] == pytest.approx(size, rel=0.05)
-        assert held_by["zero2"]["gradients"] == pytest.approx(size / ranks, rel=0.05)
-        assert held_by["zero2"]["weights"] == pytest.approx(size + fixed, rel=0.05)
-        assert held_by["zero3"]["weights"] == pytest.approx(size / ranks + fixed, rel=0.05)
-        assert held_by["zero3"]["gradients"] == pytest.approx(size / ranks, rel=0.05)
+            assert found[sync]["optimizer"] == pytest.approx(found["bucketed"]["optimizer"] / ranks, rel=0.05), sync
+        assert found["zero1"]["gradients"] == pytest.approx(size, rel=0.05)
+        assert found["zero2"]["gradients"] == pytest.approx(size / ranks, rel=0.05)
+        assert found["zero2"]["parameters"] == pytest.approx(size + fixed, rel=0.05)
+        assert found["zero3"]["parameters"] == pytest.approx(size / ranks + fixed, rel=0.05)
+        assert found["zero3"]["gradients"] == pytest.approx(size / ranks, rel=0.05)
 
 
 @pytest.mark.parametrize("mutant", MUTANTS)
