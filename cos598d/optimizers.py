@@ -3,7 +3,7 @@
 import importlib
 import math
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -89,18 +89,11 @@ def make_optimizer(model: nn.Module, flags: OptimizerFlags, precision: str = "fp
 
     Frozen parameters are left out. It is not fused for fp16: on a CPU torch's scaler cannot unscale for a fused one.
     """
-    decayed, plain = decayed_and_plain(model.named_parameters())
-    groups = [{"params": decayed, "weight_decay": flags.weight_decay}, {"params": plain, "weight_decay": 0.0}]
-    return OPTIMIZERS[flags.optimizer].make([group for group in groups if group["params"]], flags, precision != "fp16")
-
-
-def decayed_and_plain(named_parameters: Iterable[tuple[str, nn.Parameter]]) -> tuple[list[nn.Parameter], ...]:
-    """The trainable parameters in two groups: those whose weights decay, and the others."""
-    groups: tuple[list[nn.Parameter], ...] = ([], [])
-    for name, parameter in named_parameters:
+    groups: list[dict[str, Any]] = [{"params": [], "weight_decay": each} for each in (flags.weight_decay, 0.0)]
+    for name, parameter in model.named_parameters():
         if parameter.requires_grad:
-            groups[bool(NO_WEIGHT_DECAY.search(name))].append(parameter)
-    return groups
+            groups[bool(NO_WEIGHT_DECAY.search(name))]["params"].append(parameter)
+    return OPTIMIZERS[flags.optimizer].make([group for group in groups if group["params"]], flags, precision != "fp16")
 
 
 def schedule(kind: str, learning_rate: float, warmup_steps: int, steps: int) -> Callable[[int], float]:

@@ -1,7 +1,6 @@
 """The one door: a model and an optimizer that all ranks train together. The trainer calls it as any script does."""
 
 import contextlib
-import functools
 import os
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -42,7 +41,7 @@ def parallelize(
     itself, as SGD and AdamW do. Raises UserError for a sync or an option that does not exist or does not fit, and where
     the ranks' models differ.
     """
-    made = make_sync(sync, group, ledger, options)
+    made = make_sync(sync, group, ledger, **options)
     parallel = Parallel(model, made, make_optimizer(list(model.parameters())))
     assert parallel.optimizer is not None
     return parallel, parallel.optimizer
@@ -51,9 +50,6 @@ def parallelize(
 def data_parallel(
     model: nn.Module,
     sync: str | type[GradientSync] = "bucketed",
-    *,
-    group: dist.ProcessGroup | None = None,
-    ledger: Ledger | None = None,
     **options: Any,
 ) -> "Parallel":
     """Wrap a model where `DistributedDataParallel(model)` stood, with one of our gradient syncs. Every rank calls it.
@@ -61,7 +57,7 @@ def data_parallel(
     The arguments are those of `parallelize`. The optimizer is the script's own affair, so the sync must average
     gradients: one that shards, or averages weights after the step, needs `parallelize`.
     """
-    made = make_sync(sync, group, ledger, options)
+    made = make_sync(sync, **options)
     if made.shards or type(made).after_step is not GradientSync.after_step:
         raise UsageError(
             f"{_name_of(sync)} acts in the optimizer's step, which data_parallel does not see. Call "
@@ -80,9 +76,10 @@ class Parallel(nn.Module):
     4. At backward's end the sync's `finish` runs.
 
     As with DDP, a backward whose forward was inside `no_sync` only adds to this rank's gradients. A second backward
-    before the optimizer's step averages again, and torch.autograd.grad() averages nothing. Two of these modules in one
-    backward need a process group each if a rank may leave parameters unused. Under syncs that shard, a rank has only
-    its part of the average: clip by `clip_grad_norm_`, which knows the whole norm.
+    before the optimizer's step averages again, and torch.autograd.grad() averages nothing. A backward must reach a
+    parameter on every rank, or on none. Two of these modules in one backward need a process group each if a rank may
+    leave parameters unused. Under syncs that shard, a rank has only its part of the average: clip by
+    `clip_grad_norm_`, which knows the whole norm.
 
     `module` is the model itself, under whose plain names `state_dict` and `load_state_dict` work. `phase("sync")` is
     the context of the sync's own work, for whoever times it.
@@ -100,16 +97,14 @@ class Parallel(nn.Module):
         self._averages = True  # whether the last forward's does
         self._is_asked = False  # autograd is to call back at the end of this backward
         self._has_begun = False  # gradients have come since the last average
-        self._is_backward = False  # the output was reached by backward(), not by torch.autograd.grad
         self.__dict__["_call"] = sync.attach(module)  # no child of this module, whatever it is
         self.optimizer = sync.optimizer = None if optimizer is None else sync.take_optimizer(optimizer)
-        self._places = [
-            (owner._parameters, key, p, p.shape, p.dtype)
+        self._given = [
+            (owner._parameters, key, p, p.shape, p.dtype, p.requires_grad)
             for owner in module.modules()
             for key, p in owner._parameters.items()
             if p is not None
         ]
-        self._frozen = [(name, p) for name, p in module.named_parameters() if not p.requires_grad]
         # Kept, because torch keeps neither the nodes nor their hooks.
         self._nodes = [get_gradient_edge(p).node for _, p in sync.parameters]
         hooked = zip(self._nodes, sync.parameters, strict=True)
@@ -126,15 +121,14 @@ class Parallel(nn.Module):
         trains = torch.is_grad_enabled()
         if trains:
             self._check()
-            self._averages, self._is_asked, self._is_backward = self.require_backward_grad_sync, False, False
+            self._averages, self._is_asked = self.require_backward_grad_sync, False
         self.sync.begin_forward()
         output = self._call(*inputs, **keywords)
         self.sync.ends_step = self._averages
         if trains and (self._averages or self.sync.every_backward):
             for leaf in pytree.tree_leaves(output):
                 if isinstance(leaf, torch.Tensor) and leaf.grad_fn is not None:
-                    below = _first_leaf(leaf.grad_fn) if self._trains_now() else None
-                    leaf.register_hook(functools.partial(self._reached, below))
+                    leaf.register_hook(self._ask)  # here, since a checkpointed layer runs a backward of its own
         return output
 
     @contextlib.contextmanager
@@ -196,7 +190,7 @@ class Parallel(nn.Module):
             hook.remove()
         self.settle()
         self.sync.detach()
-        self._hooks, self._nodes, self._places, self._frozen = [], [], [], []
+        self._hooks, self._nodes, self._given = [], [], []
         self.__dict__["_call"] = self.module
         return self.module
 
@@ -213,32 +207,17 @@ class Parallel(nn.Module):
                 "this rank's last backward ended in an exception after it had sent gradients, and the other ranks may "
                 "wait for the rest of them. End the program on every rank, and fix the exception."
             )
-        for parameters, key, p, shape, dtype in self._places:
+        for parameters, key, p, shape, dtype, trained in self._given:
             now = parameters.get(key)
             is_lent = isinstance(now, torch.Tensor) and not isinstance(now, nn.Parameter)  # by torch.func
-            if (now is not p and not is_lent) or p.shape != shape or p.dtype != dtype:
+            if (now is not p and not is_lent) or p.shape != shape or p.dtype != dtype or p.requires_grad > trained:
                 raise UserError(
-                    f"a parameter called {key} is not the one that was wrapped, or has another shape or dtype. Change "
-                    "the model before it is wrapped, or detach() and wrap it again."
-                )
-        for name, p in self._frozen:
-            if p.requires_grad:
-                raise UserError(
-                    f"{name} was frozen when the model was wrapped and trains now. Let it train before the model is "
-                    "wrapped, or detach() and wrap it again."
+                    f"a parameter called {key} is not the one that was wrapped, has another shape or dtype, or trains "
+                    "although it was frozen. Change the model before it is wrapped, or detach() and wrap it again."
                 )
 
-    def _trains_now(self) -> bool:
-        """Whether some parameter does: a script may freeze them all for a step, as of a GAN's discriminator."""
-        return any(p.requires_grad for _, p in self.sync.parameters)
-
-    def _reached(self, leaf: Any, _: torch.Tensor) -> None:
-        """Backward has reached an output. It ends in `finish` on every rank, also on one that used no parameter."""
-        with contextlib.suppress(RuntimeError):  # raised inside torch.autograd.grad(..., leaf)
-            self._is_backward |= leaf is not None and torch._C._will_engine_execute_node(leaf)
-        self._ask()
-
-    def _ask(self) -> None:
+    def _ask(self, *_: Any) -> None:
+        """Let autograd call back when this backward ends."""
         if not self._is_asked:
             self._is_asked = True
             torch.autograd.Variable._execution_engine.queue_callback(self._at_the_end)
@@ -256,14 +235,17 @@ class Parallel(nn.Module):
 
     def _at_the_end(self) -> None:
         self._is_asked = False
-        if self._has_begun or self._is_backward:  # else it was torch.autograd.grad, which leaves .grad alone
+        if self._has_begun:  # else it was torch.autograd.grad, which leaves .grad alone, or all are frozen
             with torch.no_grad(), self.phase("sync"):
                 self.sync.finish()
-            self._has_begun, self._is_backward, self.sync.buffers_are_due = False, False, True
+            self._has_begun, self.sync.buffers_are_due = False, True
 
 
 def make_sync(
-    sync: str | type[GradientSync], group: dist.ProcessGroup | None, ledger: Ledger | None, options: Mapping[str, Any]
+    sync: str | type[GradientSync],
+    group: dist.ProcessGroup | None = None,
+    ledger: Ledger | None = None,
+    **options: Any,
 ) -> GradientSync:
     """The sync of that name or class, over `group`, with these options. A script without a group gets one of one rank.
 
@@ -281,18 +263,6 @@ def make_sync(
             )
         open_group(None)
     return kind(ledger or Ledger(), kind.options_kind(**options), group)
-
-
-def _first_leaf(node: Any) -> Any:
-    """A node of the graph that adds to a tensor's .grad; None if it has none."""
-    seen, found = set(), [node]
-    while found:
-        node = found.pop()
-        if node.name() == "torch::autograd::AccumulateGrad":
-            return node
-        seen.add(node)
-        found += [other for other, _ in node.next_functions if other is not None and other not in seen]
-    return None
 
 
 def _name_of(sync: str | type[GradientSync]) -> str:

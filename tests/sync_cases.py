@@ -6,13 +6,15 @@ Another test file adds names: `compute_on_ranks` takes any sync by name or class
 import contextlib
 import hashlib
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
 
-from cos598d.parallel import parallelize
+from cos598d.parallel import Parallel, parallelize
 from cos598d.sync import get_sync
 
 # The syncs whose gradients are the averages, to the last bits.
@@ -20,6 +22,7 @@ EXACT = (
     *("gather_scatter", "reduce_broadcast", "all_reduce", "flat", "overlap", "bucketed", "ring", "halving_doubling"),
     *("tree", "shared_memory", "hierarchical", "sparse_rows", "ddp"),
 )
+SHARDED = ("zero1", "zero2", "zero3", "sparse_zero1", "shared_weights")
 STEPS, ROWS = 4, 10
 # Of a training: dtype, micro-batches per step, and the norm to which the gradient is clipped (0: not at all).
 SINGLE, DOUBLE = torch.float32, torch.float64
@@ -35,7 +38,7 @@ class Odd(nn.Module):
         super().__init__()
         self.table = nn.Embedding(20_000, 8)  # larger than a bucket, and large enough for sparse_rows
         self.conv = nn.Conv2d(2, 4, 3).to(memory_format=torch.channels_last)
-        self.body = nn.Linear(12, 12)
+        self.blocks = nn.ModuleList(nn.Linear(12, 12) for _ in range(3))
         self.tied, self.twin = nn.Linear(12, 12, bias=False), nn.Linear(12, 12, bias=False)
         self.twin.weight = self.tied.weight
         self.frozen = nn.Linear(12, 12).requires_grad_(False)
@@ -48,11 +51,13 @@ class Odd(nn.Module):
 
     def forward(self, ids, pixels):
         x = torch.cat([self.table(ids).mean(dim=1), self.conv(pixels).mean(dim=(2, 3))], dim=1)
-        x = torch.tanh(self.body(x * self.scale))
+        x = x * self.scale
+        for block in self.blocks:
+            x = torch.tanh(block(x))
         x = self.norm(x + self.twin(torch.tanh(self.tied(x))) + self.frozen(x))
-        odd = ids[:, 0] % 2 == 1
+        odd, some = ids[:, 0] % 2 == 1, self.sometimes(x)  # called on every rank, as zero3 asks
         if odd.any():
-            x = torch.where(odd[:, None], x + self.sometimes(x), x)
+            x = torch.where(odd[:, None], x + some, x)
         double = self.last.weight.dtype  # another dtype than the other layers' in float32
         return self.last(x.to(double))
 
@@ -65,8 +70,15 @@ def make_model(dtype: torch.dtype, seed: int = 0) -> Odd:
     return model
 
 
-def make_optimizer(parameters) -> torch.optim.Optimizer:
+def sgd(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
     return torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
+
+
+def adamw(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+    groups: list[dict[str, Any]] = [{"params": [], "weight_decay": 0.1}, {"params": [], "weight_decay": 0.0}]
+    for p in parameters:
+        groups[p.dim() < 2]["params"].append(p)
+    return torch.optim.AdamW(groups, lr=1e-3, eps=1e-3, fused=True)  # a small eps turns last bits into steps
 
 
 def shares(step: int, micro_batches: int, rank: int, ranks: int, dtype: torch.dtype) -> Iterator[tuple]:
@@ -85,18 +97,51 @@ def loss_of(outputs: torch.Tensor, weight: float) -> torch.Tensor:
     return (outputs - 1).square().mean(dim=1).sum() / max(1, len(outputs)) * weight
 
 
-def one_process(dtype: torch.dtype, micro_batches: int, clip: float) -> dict[str, torch.Tensor]:
+def train(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    steps: Iterable[int] = range(STEPS),
+    micro_batches: int = 1,
+    clip: float = 0.0,
+    precision: torch.dtype | None = None,
+    each: Callable[[], Any] = lambda: None,
+) -> None:
+    """An ordinary loop, of one process or of all ranks of a wrapped model. `each` is called before the optimizer."""
+    is_wrapped = isinstance(model, Parallel)
+    rank, ranks = (dist.get_rank(), dist.get_world_size()) if is_wrapped else (0, 1)
+    dtype = next(model.parameters()).dtype
+    kind = ShardedGradScaler if is_wrapped else torch.amp.GradScaler
+    scaler = kind("cpu", init_scale=2.0**10, enabled=precision == torch.float16)
+    for step in steps:
+        for place, (ids, pixels, weight) in enumerate(shares(step, micro_batches, rank, ranks, dtype)):
+            adds = is_wrapped and place < micro_batches - 1
+            with model.no_sync() if adds else contextlib.nullcontext():
+                with torch.autocast("cpu", precision, enabled=precision is not None):
+                    loss = loss_of(model(ids, pixels), weight)
+                scaler.scale(loss * ranks).backward()
+        scaler.unscale_(optimizer)
+        if clip:
+            model.clip_grad_norm_(clip) if is_wrapped else nn.utils.clip_grad_norm_(model.parameters(), clip)
+        each()
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+
+
+def tensors_of(model: nn.Module) -> dict[str, torch.Tensor]:
+    """Copies of its weights and buffers."""
+    return {name: tensor.detach().clone() for name, tensor in model.state_dict(keep_vars=True).items()}
+
+
+def weights_of(model: nn.Module) -> torch.Tensor:
+    return torch.cat([p.detach().double().flatten() for p in model.parameters()])
+
+
+def one_process(dtype: torch.dtype, *how: Any) -> dict[str, torch.Tensor]:
     """The weights and buffers after all steps on the global batch."""
     model = make_model(dtype)
-    optimizer = make_optimizer(model.parameters())
-    for step in range(STEPS):
-        for ids, pixels, weight in shares(step, micro_batches, 0, 1, dtype):
-            loss_of(model(ids, pixels), weight).backward()
-        if clip:
-            nn.utils.clip_grad_norm_(model.parameters(), clip)
-        optimizer.step()
-        optimizer.zero_grad()
-    return {name: tensor.detach() for name, tensor in model.state_dict(keep_vars=True).items()}
+    train(model, sgd(model.parameters()), range(STEPS), *how)
+    return tensors_of(model)
 
 
 def options_of(sync, **values) -> dict:
@@ -108,20 +153,14 @@ def options_of(sync, **values) -> dict:
 
 def compute(sync, dtype: torch.dtype, micro_batches: int, clip: float) -> dict[str, torch.Tensor]:
     """The same weights and buffers, by all ranks together. Run on each of them."""
-    rank, ranks = dist.get_rank(), dist.get_world_size()
     options = options_of(sync, gradient_as_bucket_view=micro_batches > 1)
-    parallel, optimizer = parallelize(make_model(dtype, seed=rank), make_optimizer, sync, **options)
-    for step in range(STEPS):
-        *before, last = shares(step, micro_batches, rank, ranks, dtype)
-        for ids, pixels, weight in (*before, last):
-            with contextlib.nullcontext() if weight is last[2] and ids is last[0] else parallel.no_sync():
-                (loss_of(parallel(ids, pixels), weight) * ranks).backward()
-        if clip:
-            parallel.clip_grad_norm_(clip)
-        optimizer.step()
-        optimizer.zero_grad()
+    parallel, optimizer = parallelize(make_model(dtype, seed=dist.get_rank()), sgd, sync, **options)
+    train(parallel, optimizer, range(STEPS), micro_batches, clip)
+    stepped = tensors_of(parallel)
     parallel.settle()
-    found = {name: tensor.detach().clone() for name, tensor in parallel.state_dict(keep_vars=True).items()}
+    found = tensors_of(parallel)
+    if sync in SHARDED and sync != "zero3":  # whole on every rank when step() has returned
+        assert all(torch.equal(stepped[name], value) for name, value in found.items())
     parallel.detach()
     return found
 

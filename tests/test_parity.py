@@ -4,7 +4,7 @@ import functools
 
 import pytest
 from ranks import world
-from sync_cases import EXACT, SETTINGS, TOLERANCE, assert_computed, compute_on_ranks, key_of, one_process
+from sync_cases import EXACT, SETTINGS, SHARDED, TOLERANCE, assert_computed, compute_on_ranks, key_of, one_process
 from sync_mutants import MUTANTS
 
 RANKS = 4
@@ -19,10 +19,10 @@ def ranks():
 
 @pytest.fixture(scope="module", params=range(1, RANKS + 1))
 def computed(request, ranks):
-    return ranks.run(compute_on_ranks, EXACT, SETTINGS, count=request.param)
+    return ranks.run(compute_on_ranks, EXACT + SHARDED, SETTINGS, count=request.param)
 
 
-@pytest.mark.parametrize("sync", EXACT)
+@pytest.mark.parametrize("sync", EXACT + SHARDED)
 @pytest.mark.parametrize("setting", SETTINGS, ids=str)
 def test_ranks_train_as_one_process(computed, sync, setting):
     assert_computed(computed, key_of(sync, setting), right(*setting), TOLERANCE[setting[0]])

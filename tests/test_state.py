@@ -5,12 +5,12 @@ import functools
 import pytest
 import torch
 from ranks import on_ranks
-from zero_cases import Net, adamw, options_of, sgd, train, weights_of
+from sync_cases import SHARDED, SINGLE, adamw, make_model, options_of, train, weights_of
 
 from cos598d.errors import UserError
 from cos598d.parallel import parallelize
 
-SYNCS = ("bucketed", "zero1", "zero2", "zero3", "sparse_zero1", "shared_weights")
+SYNCS = ("bucketed", *SHARDED)
 RANKS = (2, 3)
 
 
@@ -20,12 +20,12 @@ def resumed(rank, ranks, file):
     Returns weights after six steps, straight on, and from each state; all of them on this number of ranks."""
     found, states = {}, file and torch.load(file)
     for sync in SYNCS:
-        net = Net(rank)
-        model, optimizer = parallelize(net, sgd, sync, **options_of(sync))
+        net = make_model(SINGLE, rank)
+        model, optimizer = parallelize(net, adamw, sync, **options_of(sync))
         if states is None:
-            train(model, optimizer, rank, ranks, range(3))
+            train(model, optimizer, range(3))
             found[sync, "state"] = {key: value.clone() for key, value in model.state()}
-            train(model, optimizer, rank, ranks, range(3, 6))
+            train(model, optimizer, range(3, 6))
             model.settle()
             found[sync, "straight on"] = weights_of(net)
         for where, state in states[sync].items() if states else ():
@@ -34,7 +34,7 @@ def resumed(rank, ranks, file):
             found[(sync, *where, "kept")] = again.keys() == state.keys() and all(
                 torch.equal(again[key], value) for key, value in state.items()
             )
-            train(model, optimizer, rank, ranks, range(3, 6))
+            train(model, optimizer, range(3, 6))
             model.settle()
             found[(sync, *where)] = weights_of(net)
         model.detach()
@@ -65,8 +65,8 @@ def then(first, tmp_path_factory):
 
 @functools.cache
 def one_process():
-    net = Net()
-    train(net, sgd(net.parameters()), 0, 1, range(6))
+    net = make_model(SINGLE)
+    train(net, adamw(net.parameters()), range(6))
     return weights_of(net)
 
 
@@ -84,49 +84,30 @@ def test_a_training_goes_on_from_any_state(first, then, sync, ranks):
                     assert torch.equal(weights, straight[sync, "straight on"])
 
 
-def named_state(rank, ranks):
-    found = {}
-    for sync in SYNCS:
-        model, optimizer = parallelize(Net(rank), adamw, sync, **options_of(sync))
-        train(model, optimizer, rank, ranks, range(3))
-        found[sync] = {key: list(value.shape) for key, value in model.state()}
-        model.detach()
-    return found
-
-
-def test_a_state_has_plain_names_and_whole_tensors():
+def test_a_state_has_plain_names_and_whole_tensors(first):
     """The same keys and shapes under every sync: those of one process."""
-    net = Net()
-    optimizer = adamw(net.parameters())
-    train(net, optimizer, 0, 1, range(3))
-    expected = {f"weights/{name}": list(p.shape) for name, p in net.named_parameters()}
-    for name, p in net.named_parameters():
-        expected |= {f"{kind}/{name}": list(value.shape) for kind, value in optimizer.state.get(p, {}).items()}
-    for found in on_ranks(2, named_state):
-        assert found == dict.fromkeys(SYNCS, expected)
+    model = make_model(SINGLE)
+    optimizer = adamw(model.parameters())
+    train(model, optimizer, range(3))
+    expected = {f"weights/{name}": p.shape for name, p in model.named_parameters()}
+    expected |= {f"buffers/{name}": buffer.shape for name, buffer in model.named_buffers()}
+    for name, p in model.named_parameters():
+        expected |= {f"{kind}/{name}": value.shape for kind, value in optimizer.state.get(p, {}).items()}
+    for sync in SYNCS:
+        assert {key: value.shape for key, value in first[2][0][sync, "state"].items()} == expected, sync
 
 
 def wrong_states(rank, ranks):
-    said = []
     for sync in ("bucketed", "zero3"):
-        model, _ = parallelize(Net(rank), sgd, sync, **options_of(sync))
+        model, _ = parallelize(make_model(SINGLE, rank), adamw, sync, **options_of(sync))
         state = {key: value.clone() for key, value in model.state()}
-        other_shape = state | {"weights/scale": torch.ones(2)}
-        lacking = {key: value for key, value in state.items() if key != "weights/tokens.weight"}
-        for wrong in (other_shape, lacking):
-            try:
-                model.load_state(wrong)
-            except UserError as error:
-                said.append(str(error))
+        with pytest.raises(UserError, match=r"scale has the shape \(2,\) in the state and \(\) in the model"):
+            model.load_state(state | {"weights/scale": torch.ones(2)})
+        del state["weights/table.weight"]
+        with pytest.raises(UserError, match="the state has no weights/table.weight"):
+            model.load_state(state)
         model.detach()
-    model, _ = parallelize(Net(rank), sgd, "zero1", **options_of("zero1"))
-    with pytest.raises(UserError, match="the state has exp_avg, which SGD does not keep"):
-        model.load_state(state | {"exp_avg/scale": torch.ones(())})
-    return said
 
 
 def test_a_state_that_does_not_fit_is_said():
-    for said in on_ranks(2, wrong_states):
-        assert len(said) == 4
-        assert all("weights/scale has the shape (2,) in the state and () in the model" in one for one in said[::2])
-        assert all("the state has no weights/tokens.weight" in one for one in said[1::2])
+    on_ranks(2, wrong_states)

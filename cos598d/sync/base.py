@@ -213,11 +213,11 @@ class GradientSync:
         2. Each gathers all texts, which end in spaces up to that length.
         """
         text = json.dumps(value).encode()
-        device = torch.device("cuda" if dist.get_backend(self.group) == "nccl" else "cpu")
+        device = "cuda" if dist.get_backend(self.group) == "nccl" else "cpu"
         with self.ledger.naming("what the ranks tell each other", AGREEMENT):
             longest = torch.tensor([len(text)], device=device)
             dist.all_reduce(longest, dist.ReduceOp.MAX, group=self.group)
-            own = torch.frombuffer(bytearray(text.ljust(int(longest))), dtype=torch.uint8).to(device)
+            own = torch.tensor(list(text.ljust(int(longest))), dtype=torch.uint8, device=device)
             texts = [torch.empty_like(own) for _ in range(self.ranks)]
             dist.all_gather(texts, own, group=self.group)
         return [json.loads(bytes(each.tolist())) for each in texts]
@@ -235,15 +235,14 @@ class GradientSync:
     def send_buffers(self) -> None:
         """Give every rank rank 0's buffers: packed as bytes, so that one call sends all, whatever their dtypes."""
         self.buffers_are_due = False
-        buffers = [buffer.detach() for buffer in self.model.buffers()]
-        parts = [buffer.contiguous().view(-1).view(torch.uint8) for buffer in buffers]
-        if not buffers or self.ranks == 1:
-            return
-        together = torch.cat(parts)
-        self.broadcast(together, "buffers", BUFFERS)
-        for buffer, part in zip(buffers, together.split([len(part) for part in parts]), strict=True):
-            # .data: the graph of an earlier forward may have saved the buffer, as with torch's DDP
-            buffer.data.copy_(part.clone().view(buffer.dtype).view(buffer.shape))
+        # .data: the graph of an earlier forward may have saved the buffer, as with torch's DDP
+        buffers = [buffer.data for buffer in self.model.buffers() if buffer.numel()]
+        if buffers and self.ranks > 1:
+            parts = [buffer.contiguous().view(-1).view(torch.uint8) for buffer in buffers]
+            together = torch.cat(parts)
+            self.broadcast(together, "buffers", BUFFERS)
+            for buffer, part in zip(buffers, together.split([len(part) for part in parts]), strict=True):
+                buffer.copy_(part.clone().view(buffer.dtype).view(buffer.shape))
 
     def peer(self, rank: int) -> int:
         """The number of this group's rank among all processes, as torch needs it."""

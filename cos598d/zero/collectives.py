@@ -22,12 +22,15 @@ def start_reduce_scatter(sync: GradientSync, unit: Unit) -> Any:
         return dist.all_to_all_single(unit.arriving.view(-1), unit.gradients, group=sync.group, async_op=True)
 
 
-def average_of(parts: torch.Tensor) -> torch.Tensor:
-    """The average of the ranks' gradients, (n, length), summed in order of rank.
+def average_of(parts: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+    """The average of the ranks' gradients, (n, length), summed in order of rank; put into `out` if it is given.
 
     16-bit numbers are summed in 32 bits, so that their sum does not overflow where their average would not.
     """
-    return parts.mean(dim=0, dtype=torch.promote_types(parts.dtype, torch.float32)).to(parts.dtype)
+    if parts.element_size() > 2:
+        return torch.mean(parts, dim=0, out=out)
+    average = parts.mean(dim=0, dtype=torch.float32)
+    return average.to(parts.dtype) if out is None else out.copy_(average)
 
 
 def start_all_gather(

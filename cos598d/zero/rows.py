@@ -30,11 +30,10 @@ class ZeroOfRows(Zero1):
                 )
         large = {p for p in large_embeddings(model, LEAST_BYTES) if p.is_contiguous()}
         embeddings = [one for one in model.modules() if isinstance(one, nn.Embedding) and not one.scale_grad_by_freq]
-        self._embeddings = {one.weight: one for one in embeddings if one.weight in large}
+        self._embeddings = {one.weight: (one, one.sparse) for one in embeddings if one.weight in large}
         self._rows: dict[Unit, Rows] = {}  # this rank's, of a backward
         call = super().attach(model)
-        self._were_sparse = {embedding: embedding.sparse for embedding in self._embeddings.values()}
-        for embedding in self._were_sparse:
+        for embedding, _ in self._embeddings.values():
             embedding.sparse = True  # backward computes only the rows of the batch
         return call
 
@@ -61,7 +60,7 @@ class ZeroOfRows(Zero1):
             super().put(unit, place, gradient)
 
     def detach(self) -> None:
-        for embedding, was_sparse in self._were_sparse.items():
+        for embedding, was_sparse in self._embeddings.values():
             embedding.sparse = was_sparse
         super().detach()
 

@@ -61,7 +61,5 @@ class ShardedOptimizer(torch.optim.Optimizer):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take what `state_dict` gave, of any number of ranks, or of one optimizer. Every rank calls it."""
         super().load_state_dict({**state_dict, "state": {}})
-        kinds = [(kind, place, value) for place, of in state_dict["state"].items() for kind, value in of.items()]
-        self._shards.load(
-            {f"{kind}/{place}": torch.as_tensor(value) for kind, place, value in kinds if value is not None}
-        )
+        kinds = [(f"{kind}/{place}", one) for place, of in state_dict["state"].items() for kind, one in of.items()]
+        self._shards.load({key: torch.as_tensor(one) for key, one in kinds if one is not None})

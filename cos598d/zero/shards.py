@@ -1,17 +1,15 @@
 """An optimizer that steps pieces of parameters, and its whole state."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
 
 import torch
 
-from cos598d.errors import UserError
 from cos598d.records.conventions import STATE
 from cos598d.state import by_parameter, number_device
 from cos598d.sync.base import GradientSync
 from cos598d.zero.collectives import start_all_gather
-from cos598d.zero.elementwise import check_elementwise
-from cos598d.zero.unit import Unit
+from cos598d.zero.elementwise import kinds_of_state
+from cos598d.zero.unit import Piece, Unit
 
 
 class Shards:
@@ -23,9 +21,8 @@ class Shards:
     """
 
     def __init__(self, units: Sequence[Unit], optimizer: torch.optim.Optimizer):
-        self.optimizer, self._kinds = optimizer, check_elementwise(optimizer)
-        self._pieces_of = {unit: unit.pieces() for unit in units}
-        self.pieces = [piece for pieces in self._pieces_of.values() for piece in pieces]
+        self.optimizer, self._kinds = optimizer, kinds_of_state(optimizer)
+        self.pieces = [Piece(unit, place) for unit in units for place in range(len(unit.named))]
         self.piece_of = {piece.parameter: piece for piece in self.pieces}
         for group in optimizer.param_groups:
             group["params"] = [self.piece_of[p].part if p in self.piece_of else p for p in group["params"]]
@@ -33,14 +30,12 @@ class Shards:
 
     def whole_state(self, sync: GradientSync) -> Iterator[tuple[str, torch.Tensor]]:
         """What the optimizers of all ranks remember, whole, unit by unit. Every rank iterates to the end."""
-        for unit, pieces in self._pieces_of.items():
-            for kind in self._kinds:
-                values = {piece: self.optimizer.state.get(piece.part, {}).get(kind) for piece in pieces}
-                found = {piece: value for piece, value in values.items() if value is not None}
-                if self._is_number(kind):
-                    yield from (
-                        (f"{kind}/{piece.name}", torch.as_tensor(value).cpu()) for piece, value in found.items()
-                    )
+        for unit in dict.fromkeys(piece.unit for piece in self.pieces):
+            states = [(piece, self.optimizer.state.get(piece.part, {})) for piece in self.pieces if piece.unit is unit]
+            for kind, is_number in self._kinds.items():
+                found = {piece: value for piece, of in states if (value := of.get(kind)) is not None}
+                if is_number:
+                    yield from ((f"{kind}/{piece.name}", torch.as_tensor(one).cpu()) for piece, one in found.items())
                 elif found:
                     whole = unit.empty(next(iter(found.values())).dtype)
                     for piece, value in found.items():
@@ -54,17 +49,7 @@ class Shards:
         of_parameter = by_parameter(state)
         for piece in self.pieces:
             for kind, value in of_parameter.get(piece.name, {}).items():
-                if kind not in self._kinds:
-                    name = type(self.optimizer).__name__
-                    raise UserError(f"the state has {kind}, which {name} does not keep. Take the optimizer it is from.")
-                if not self._is_number(kind):
-                    own: Any = piece.of(value.to(piece.part.device)).clone()
-                else:
-                    own = value.to(number_device(self.optimizer, piece.part), copy=True)
-                    own = own if isinstance(self._kinds[kind], torch.Tensor) else own.item()
-                self.optimizer.state[piece.part][kind] = own
-
-    def _is_number(self, kind: str) -> bool:
-        """Whether a parameter has one number of this kind, such as how many steps it has had."""
-        value = self._kinds.get(kind)
-        return not isinstance(value, torch.Tensor) or value.dim() == 0
+                is_number = self._kinds.get(kind, True)
+                device = number_device(self.optimizer, piece.part) if is_number else piece.part.device
+                own = value.to(device) if is_number else piece.of(value.to(device))
+                self.optimizer.state[piece.part][kind] = own.clone()

@@ -12,6 +12,7 @@ from cos598d.records.conventions import AGREEMENT
 from cos598d.sync.base import Named
 from cos598d.sync.options import BucketSizes
 from cos598d.sync.shared_memory import ranks_by_host, share
+from cos598d.zero.collectives import average_of
 from cos598d.zero.rows import Rows, ZeroOfRows, average_rows
 from cos598d.zero.unit import Unit
 
@@ -86,7 +87,9 @@ class SharedWeights(ZeroOfRows):
         self.under_way.append((unit, self._announce(f"filled {unit.name}")))
 
     def average_part(self, unit: Unit) -> torch.Tensor:
-        return average_rows(unit, self._tables[unit], self.ranks) if self.has_rows(unit) else super().average_part(unit)
+        if self.has_rows(unit):
+            return average_rows(unit, self._tables[unit], self.ranks)
+        return average_of(unit.arriving)  # not into the rank's own segment, which is one of those that are read
 
     def agree(self, has: list[bool]) -> list[bool]:
         self.end_sums()

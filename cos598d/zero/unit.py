@@ -9,6 +9,7 @@ from torch import nn
 
 from cos598d.errors import UserError
 from cos598d.sync.base import Named
+from cos598d.zero.unread import Unread
 
 
 class Unit:
@@ -34,8 +35,7 @@ class Unit:
 
     def empty(self, dtype: torch.dtype | None = None) -> torch.Tensor:
         """A new flat tensor of this layout, (n x length,). Its values are not set."""
-        p = self.named[0][1]
-        return torch.empty(self.length * self.ranks, dtype=dtype or p.dtype, device=p.device)
+        return self.named[0][1].new_empty(self.length * self.ranks, dtype=dtype)
 
     def hold(self, weights: torch.Tensor) -> None:
         """Lay the parameters into this flat tensor, with their values, and let them be views of it."""
@@ -56,23 +56,17 @@ class Unit:
 
     def free(self) -> None:
         """Give back the weights' memory. A parameter is NaN from here: one number, which stands for all."""
-        storage = self.weights.untyped_storage()
-        if not storage.resizable():
-            names = ", ".join(name for name, _ in self.named)
-            raise UserError(
-                f"the script has seen weights through .numpy(), so zero3 cannot free their memory: of {names}, which "
-                "lie side by side. Take a copy: parameter.detach().clone().numpy()."
-            )
         self._nans = self.weights.new_full((len(self.named),), torch.nan)
         for nan, (_, p) in zip(self._nans, self.named, strict=True):
             p.data = nan.expand(p.shape)
         # The storage stays as an object: what autograd has saved of it is valid again when it is filled again.
-        storage.resize_(0)
+        self.weights.untyped_storage().resize_(0)
         self.is_freed = True
 
     def allocate(self) -> None:
-        """Give the weights memory again. Their values come later."""
+        """Give the weights memory again, with this rank's part. The others' come later."""
         self.weights.untyped_storage().resize_(self.weights.nbytes)
+        self.part_of(self.weights).copy_(self.part)
         self.is_freed = False
 
     def show(self) -> None:
@@ -89,15 +83,12 @@ class Unit:
         """This rank's part of a flat tensor, (length,), as a view."""
         return flat[self.rank * self.length : (self.rank + 1) * self.length]
 
-    def pieces(self) -> list["Piece"]:
-        """What this rank's part has of each parameter, in their order."""
-        return [Piece(self, place) for place in range(len(self.named))]
-
 
 class Piece:
     """What this rank has, and steps, of a unit's parameter. It may have no elements.
 
     place: where it lies in the rank's part. part: that as a parameter by itself, for an optimizer.
+    unread: what .grad is while the rank has only this piece of the average.
     """
 
     def __init__(self, unit: Unit, number: int):
@@ -106,7 +97,7 @@ class Piece:
         low = max(begin, first)
         high = max(low, min(begin + self.parameter.numel(), first + unit.length))
         self.place, self._begin, self._strides = slice(low - first, high - first), low - begin, unit.strides[number]
-        self.part = nn.Parameter(unit.part[self.place])
+        self.part, self.unread = nn.Parameter(unit.part[self.place]), Unread(self.parameter)
 
     def of(self, whole: torch.Tensor) -> torch.Tensor:
         """This piece of a tensor of the parameter's shape, with any strides, as a flat tensor."""

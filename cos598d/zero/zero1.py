@@ -61,9 +61,10 @@ class Zero1(GradientSync):
         for unit in self.units:
             self.lay(unit)
         self._handles: list[Any] = []
+        self._travels_late = getattr(self.options, "gather_in_forward", False)
         self._gathers: dict[Unit, Callable[[], None]] = {}  # of weights that are on their way: call it to wait
         self.under_way: deque[tuple[Unit, Any]] = deque()  # sums of gradients
-        self._local: set[nn.Parameter] = set()  # have a gradient in .grad that is not averaged yet
+        self._kept: dict[nn.Parameter, torch.Tensor] = {}  # pieces of averages to which another backward adds
         self._begin()
         return call
 
@@ -86,7 +87,9 @@ class Zero1(GradientSync):
         if self._travels_late:
             # Our hook is a layer's first: the script's own may read its weights.
             for layer, own in by_layer(self.model, self.units).items():
-                self._handles.append(layer.register_forward_pre_hook(self._waiting_for(own), prepend=True))
+                self._handles.append(
+                    layer.register_forward_pre_hook(lambda *_, own=own: self.wait_for(own), prepend=True)
+                )
 
     def begin_forward(self) -> None:
         super().begin_forward()
@@ -110,44 +113,32 @@ class Zero1(GradientSync):
                 "use_reentrant=False, or run all backwards but the last inside no_sync."
             )
         self._take(parameter)
-        if not self._missing[unit]:
-            self.complete(unit)
         self._start_what_is_full()
 
-    def complete(self, unit: Unit) -> None:
-        """Backward has computed the unit's last gradient."""
-
     def finish(self) -> None:
-        stood = {p for _, p in self.parameters if isinstance(p.grad, Unread)}  # averaged by an earlier backward
         for unit in self.units:
             for p in list(self._missing[unit]):  # backward has left it out; an earlier micro-batch may have used it
                 self.make_room(p)
                 self._take(p)
         self._start_what_is_full()
         used = self.agree([p in self._has for _, p in self.parameters])
-        is_used = {p for (_, p), one in zip(self.parameters, used, strict=True) if one}
         self.end_sums()
-        for piece in self.cut.pieces:
-            p, part = piece.parameter, piece.part
-            if p in is_used:
-                average = self.averages[piece.unit][piece.place]
-                part.grad = average if part.grad is None else part.grad.add_(average)
-            if p in is_used or p in stood:
-                p.grad = Unread(p)
-        self._local.clear()
+        for (_, p), is_used in zip(self.parameters, used, strict=True):
+            piece, kept = self.cut.piece_of[p], self._kept.pop(p, None)
+            average = self.averages[piece.unit][piece.place] if is_used else None
+            piece.part.grad = average if kept is None else kept if average is None else kept.add_(average)
+            p.grad = None if piece.part.grad is None else piece.unread
         self._begin()
 
     def clip(self, max_norm: float) -> torch.Tensor:
         """Scale the averaged gradient down to this L2 norm at most. Return the norm that it had, over all ranks."""
         self.take_gradients()
-        found = [(piece.unit, piece.part.grad) for piece in self.cut.pieces if piece.part.grad is not None]
+        found = {piece.part.grad: piece.unit for piece in self.cut.pieces if piece.part.grad is not None}
         squares = torch.zeros((), dtype=torch.float64, device=self.device)
-        for unit, gradient in found:  # what every rank has whole counts once
-            squares += torch.linalg.vector_norm(gradient).double().square() * (unit.ranks / self.ranks)
+        for unit, norm in zip(found.values(), torch._foreach_norm(list(found)), strict=True) if found else ():
+            squares += norm.double().square() * (unit.ranks / self.ranks)  # what every rank has whole counts once
         norm = self.sum_over_ranks(squares).sqrt().float()
-        factor = (max_norm / (norm + 1e-6)).clamp(max=1.0)
-        for _, gradient in found:
-            gradient.mul_(factor)
+        torch._foreach_mul_(list(found), (max_norm / (norm + 1e-6)).clamp(max=1.0))
         return norm
 
     def sum_over_ranks(self, squares: torch.Tensor) -> torch.Tensor:
@@ -165,14 +156,13 @@ class Zero1(GradientSync):
     def take_gradients(self) -> None:
         """Use what the script has written into .grad, in place of the average."""
         for piece in self.cut.pieces:
-            p, part = piece.parameter, piece.part
+            p, kept = piece.parameter, self._kept.pop(piece.parameter, None)
             if p.grad is None:
-                part.grad = None
+                piece.part.grad = None
             elif not isinstance(p.grad, Unread):
                 own = piece.of(p.grad.to_dense()).detach()
-                adds = p in self._local and part.grad is not None  # the last backward was inside no_sync
-                part.grad = torch.add(part.grad, own) if adds else own.clone()  # type: ignore[arg-type]
-                p.grad = Unread(p)
+                piece.part.grad = own.clone() if kept is None else kept.add_(own)  # the last backward was in no_sync
+                p.grad = piece.unread
 
     def after_step(self) -> None:
         """The optimizer has stepped this rank's pieces: send them."""
@@ -230,18 +220,17 @@ class Zero1(GradientSync):
 
     def average_part(self, unit: Unit) -> torch.Tensor:
         """The average of this rank's part. It takes the place of the rank's own part of the gradients."""
-        return unit.part_of(unit.gradients).copy_(average_of(unit.arriving))
+        return average_of(unit.arriving, out=unit.part_of(unit.gradients))
 
     def make_room(self, parameter: nn.Parameter) -> None:
-        """A gradient is about to be added to .grad. An average stays in the piece; the piece forgets what the script
-        has dropped or replaced."""
+        """A gradient is about to be added to .grad. If an average is there, it is kept, since it has no room there."""
         part = self.cut.piece_of[parameter].part
         if isinstance(parameter.grad, Unread):
             parameter.grad = None
-            part.grad = None if part.grad is None else part.grad.clone()  # its memory gets the next backward's
-        elif parameter not in self._local:
-            part.grad = None
-        self._local.add(parameter)
+            if part.grad is not None:
+                self._kept[parameter] = part.grad.clone()  # its memory gets the next backward's
+        elif parameter.grad is None:  # the script has dropped it
+            self._kept.pop(parameter, None)
 
     def put(self, unit: Unit, place: int, gradient: torch.Tensor | None) -> None:
         """Copy a gradient, zeros if there is none, into its place among the unit's."""
@@ -252,10 +241,6 @@ class Zero1(GradientSync):
             view.zero_()
         else:
             view.copy_(gradient.to_dense())
-
-    @property
-    def _travels_late(self) -> bool:
-        return getattr(self.options, "gather_in_forward", False)
 
     def _begin(self) -> None:
         self._missing = {unit: {p for _, p in unit.named} for unit in self.units}
@@ -279,6 +264,3 @@ class Zero1(GradientSync):
             self.start_sum(unit)
             while self.under_way and self.under_way[0][1].is_completed():
                 self.end_first()
-
-    def _waiting_for(self, units: Sequence[Unit]) -> Callable[..., None]:
-        return lambda *_: self.wait_for(units)

@@ -50,11 +50,18 @@ class Zero3(Zero2):
         self._latest: nn.Module | None = None
         self._waiting: dict[nn.Module, None] = {}  # for backward to reach them: layers, in the order of their forwards
         self._units = by_layer(model, self.units)
-        for layer in {**self._units, model: None}:
-            self._handles.append(layer.register_forward_pre_hook(self._entering(layer), prepend=True))
-            self._handles.append(layer.register_forward_hook(self._leaving(layer)))
+        self._units.setdefault(model, [])
+        for layer in self._units:
+            self._handles.append(layer.register_forward_pre_hook(self._enter, prepend=True))
+            self._handles.append(layer.register_forward_hook(self._leave))
         self._free(self.units)
         return call
+
+    def __deepcopy__(self, memo: dict) -> "Zero3":
+        """A copy of a layer has copies of its hooks, which are methods of this sync."""
+        if any(unit.is_freed for unit in self.units):
+            raise UserError("the weights are on other ranks. Copy the model after settle(), before the next step.")
+        return self
 
     def make_units(self, model: nn.Module) -> list[Unit]:
         layer_of = owners(model)
@@ -77,8 +84,9 @@ class Zero3(Zero2):
         for unit in self.units if self._stay else ():  # the script may have changed them
             unit.part.copy_(unit.part_of(unit.weights))
 
-    def complete(self, unit: Unit) -> None:
+    def start_sum(self, unit: Unit) -> None:
         self._free([unit])
+        super().start_sum(unit)
 
     def finish(self) -> None:
         self._send_left_out(until=None)
@@ -93,7 +101,6 @@ class Zero3(Zero2):
 
     def start_gather(self, unit: Unit, purpose: str = PARAMETERS) -> Callable[[], None]:
         unit.allocate()
-        unit.part_of(unit.weights).copy_(unit.part)
         arrive = super().start_gather(unit, purpose)
 
         def show() -> None:
@@ -131,64 +138,49 @@ class Zero3(Zero2):
                 if not unit.is_freed:
                     unit.free()
 
-    def _of(self, layer: nn.Module | None) -> list[Unit]:
-        return [] if layer is None else self._units.get(layer, [])
-
-    def _of_backward(self, layer: nn.Module | None) -> list[Unit]:
+    def _of_backward(self, layer: Any) -> list[Unit]:
         """The units that the layer's backward reads."""
-        return [unit for unit in self._of(layer) if unit.named[0][1] not in self._looked_up]
+        return [unit for unit in self._units.get(layer, []) if unit.named[0][1] not in self._looked_up]
 
     def _send_left_out(self, until: nn.Module | None) -> None:
-        """Backward has come to this layer: send the parts of those after it that it has left out on this rank."""
+        """Send the parts of the layers after this one: backward has left them out on this rank."""
         while self._waiting and (last := self._waiting.popitem()[0]) is not until:
             self._start(self._of_backward(last))
 
-    def _entering(self, layer: nn.Module) -> Callable[..., None]:
-        def enter(module: nn.Module, *_: Any) -> None:
-            if module is not layer:
-                check_copy(module)
-            elif torch._C._current_graph_task_id() != -1:  # a checkpointed layer, which backward computes again
-                self._bring(self._of(layer), [])
-            else:
-                if layer is self.model and self._stay and torch.is_grad_enabled():
-                    self._stay = False
-                    self._free(self.units)
-                if layer is not self.model and self._latest is not None:
-                    self._next_layer[self._latest] = layer
-                self._latest = layer
-                self._bring(self._of(layer), self._of(self._next_layer.get(layer)))
+    def _enter(self, layer: nn.Module, *_: Any) -> None:
+        """A layer's forward is about to begin."""
+        if layer not in self._units:  # of a copy, whose hooks are copies too
+            return
+        if torch._C._current_graph_task_id() != -1:  # a checkpointed layer, which backward computes again
+            self._bring(self._units[layer], [])
+            return
+        if layer is self.model and self._stay and torch.is_grad_enabled():
+            self._stay = False
+            self._free(self.units)
+        if layer is not self.model and self._latest is not None:
+            self._next_layer[self._latest] = layer
+        self._latest = layer
+        self._bring(self._units[layer], self._units[self._next_layer[layer]] if layer in self._next_layer else [])
 
-        return enter
+    def _leave(self, layer: nn.Module, _: Any, output: Any) -> None:
+        """A layer's forward has ended."""
+        if layer not in self._units or torch._C._current_graph_task_id() != -1:
+            return
+        leaves = pytree.tree_leaves(output)
+        found = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
+        for tensor in found:
+            tensor.register_hook(lambda _: self._come_back(layer))
+        if found:
+            self._waiting.pop(layer, None)
+            self._waiting[layer] = None
+        # What an object of an unknown kind holds may be read by backward without a hook: then the weights stay.
+        is_known = all(isinstance(leaf, torch.Tensor | int | float | str | None) for leaf in leaves)
+        if not torch.is_grad_enabled() or (layer is not self.model and is_known):
+            self._free(self._units[layer])
 
-    def _leaving(self, layer: nn.Module) -> Callable[..., None]:
-        def come_back(_: torch.Tensor) -> None:
-            self._has_graph = self._has_graph or torch.is_grad_enabled()
-            if layer in self._waiting:
-                self._send_left_out(until=layer)
-            self._bring(self._of_backward(layer), self._of_backward(next(reversed(self._waiting), None)))
-
-        def leave(module: nn.Module, inputs: Any, output: Any) -> None:
-            if module is not layer or torch._C._current_graph_task_id() != -1:
-                return
-            leaves = pytree.tree_leaves(output)
-            found = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
-            for tensor in found:
-                tensor.register_hook(come_back)
-            if found:
-                self._waiting.pop(layer, None)
-                self._waiting[layer] = None
-            # What an object of an unknown kind holds may be read by backward without a hook: then the weights stay.
-            is_known = all(isinstance(leaf, torch.Tensor | int | float | str | None) for leaf in leaves)
-            if not torch.is_grad_enabled() or (layer is not self.model and is_known):
-                self._free(self._of(layer))
-
-        return leave
-
-
-def check_copy(layer: nn.Module) -> None:
-    """Raise UserError if a copy of a layer, as of copy.deepcopy, has no weights."""
-    if any(p.isnan().all() for p in layer.parameters()):
-        raise UserError(
-            "this copy of a layer is NaN: it was copied while its weights were on other ranks. Copy the model after "
-            "settle() and before the next step."
-        )
+    def _come_back(self, layer: nn.Module) -> None:
+        """Backward has reached a layer's output."""
+        self._has_graph = self._has_graph or torch.is_grad_enabled()
+        if layer in self._waiting:
+            self._send_left_out(until=layer)
+        self._bring(self._of_backward(layer), self._of_backward(next(reversed(self._waiting), None)))

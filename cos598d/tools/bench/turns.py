@@ -45,7 +45,7 @@ class Turn:
 
     def _wrapped(self, replica: nn.Module, candidate: Candidate, steps: bool) -> Parallel:
         if not steps:
-            return Parallel(replica, make_sync(candidate.name, None, self._ledger, candidate.options))
+            return Parallel(replica, make_sync(candidate.name, ledger=self._ledger, **candidate.options))
 
         def make(_: list[nn.Parameter]) -> torch.optim.Optimizer:
             return make_optimizer(replica, STEPPING)
