@@ -32,6 +32,7 @@ EXPENSIVE = {
     "lessons",
     "memories",
     "odd",
+    "recorded",
     "uninterrupted",
 }
 # A test run in the background ignores Ctrl-C, and one under nohup ignores SIGHUP. The programs that it starts would
