@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from cos598d.errors import UserError  # noqa: E402
-from cos598d.terminal.files import cache_folder, whole_file  # noqa: E402
+from cos598d.terminal.files import cache_folder, write_whole  # noqa: E402
 
 VERSION = "0.28.1"
 # Horovod's CMake files are too old for cmake 4, and its setup.py imports pkg_resources, which setuptools 81 dropped.
@@ -66,8 +66,7 @@ def build(folder: Path) -> Path:
             needed = "Install Debian's packages g++, make and python3-dev, then run make engines again."
             raise UserError(f"Horovod {VERSION} could not be built: the end of the compiler's words is above. {needed}")
         (built,) = place.glob("horovod-*.whl")
-        with whole_file(folder / built.name, "wb") as file:
-            file.write(built.read_bytes())
+        write_whole(folder / built.name, built.read_bytes())
         return folder / built.name
 
 

@@ -5,7 +5,6 @@ path, under the titles of book_site/mkdocs.yml. A link or an anchor that leads n
 fail the build, and leave an older book as it is. It needs the extra `book`.
 """
 
-import argparse
 import importlib.util
 import json
 import os
@@ -64,15 +63,11 @@ def render(settings: Path, site: Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder", nargs="?", type=Path, default=ROOT / "site", metavar="FOLDER")
-    site = parser.parse_args().folder
+    site = Path(sys.argv[1]) if sys.argv[1:] else ROOT / "site"
     try:
-        pages = build(site)
+        print(f"{site / 'index.html'}: {build(site)} pages")
     except UserError as error:
         sys.exit(f"error: {error}")
-    size = sum(path.stat().st_size for path in site.rglob("*") if path.is_file())
-    print(f"{site / 'index.html'}: {pages} pages, {size / 1e6:.1f} MB")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """A tiny run that is killed at random, over and over, until it is finished: does it end as one that was left alone?
 
-    python scripts/random_kills.py --kills 20 --seed 1
+    python scripts/random_kills.py --kills 20 --seed 1 --sync zero1
 
 1. A run of 2 ranks is made once without interruption.
 2. The same command is started in a folder of its own. At a random moment SIGKILL ends one of its processes.
@@ -22,7 +22,6 @@ from pathlib import Path
 import psutil
 
 TRAIN = "train --task_name rte --model_name_or_path tiny --do_train --max_steps 60 --save_steps 5 --keep 2"
-SYNCS = ("bucketed", "zero1", "zero3", "local_sgd")
 LONGEST = 20.0  # seconds from a start to its kill
 
 
@@ -56,21 +55,21 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kills", type=int, default=20, help="how many in all (default: 20)")
     parser.add_argument("--seed", type=int, default=1, help="of the moments (default: 1)")
+    parser.add_argument("--sync", default="bucketed", help="of the runs (default: bucketed)")
     options = parser.parse_args()
-    draw, kills, runs, alone = random.Random(options.seed), 0, 0, {}
+    draw, kills, runs = random.Random(options.seed), 0, 0
     with tempfile.TemporaryDirectory(prefix="cos598d-kills-") as name:
+        alone = Path(name) / "alone"
+        start(alone, options.sync).wait()
         while kills < options.kills:
-            sync, folder = SYNCS[runs % len(SYNCS)], Path(name) / f"run{runs}"
-            if sync not in alone:
-                start(Path(name) / sync, sync).wait()
-                alone[sync] = ended_with(Path(name) / sync)
-            while killed(run := start(folder, sync), draw):
+            folder = Path(name) / f"run{runs}"
+            while killed(run := start(folder, options.sync), draw):
                 kills += 1
-            if run.returncode or ended_with(folder) != alone[sync]:
-                print(f"run {runs} ({sync}) ended otherwise than the run that was left alone")
+            if run.returncode or ended_with(folder) != ended_with(alone):
+                print(f"run {runs} ended otherwise than the run that was left alone")
                 return 1
             runs += 1
-            print(f"run {runs} ({sync}) is equal, after {kills} kills in all", flush=True)
+            print(f"run {runs} is equal, after {kills} kills in all", flush=True)
     return 0
 
 

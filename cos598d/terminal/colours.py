@@ -6,4 +6,4 @@ BLUE, VERMILLION, GREEN, PURPLE, BLACK, ORANGE, SKY, YELLOW = (
 )
 # Of the series of a figure, in this order. Yellow is too pale for a line.
 SERIES = (BLUE, VERMILLION, GREEN, PURPLE, BLACK, ORANGE, SKY)
-GREY, DARK_GREY = "#999999", "#767676"
+GREY = "#999999"
