@@ -89,6 +89,7 @@ UNEVEN = {
 }
 
 
+@pytest.mark.long(one_in=3)
 @pytest.mark.parametrize("name", UNEVEN)
 def test_the_audit_names_what_only_some_ranks_do(name, tmp_path):
     source, ranks, fault, evidence = UNEVEN[name]

@@ -72,7 +72,7 @@ dist.destroy_process_group()
 """
 
 
-@pytest.mark.long(one_in=17)
+@pytest.mark.long(one_in=34)
 @pytest.mark.parametrize("name", CASES)
 def test_a_wrong_script_is_named_and_a_right_one_accused_of_nothing(name, tmp_path):
     case = CASES[name]
@@ -94,7 +94,7 @@ def test_a_wrong_script_is_named_and_a_right_one_accused_of_nothing(name, tmp_pa
     assert all(any(letter.isdigit() for letter in each) for each in found[0]["evidence"][:1]), text
 
 
-@pytest.mark.long(one_in=5)
+@pytest.mark.long(one_in=10)
 @pytest.mark.parametrize("name", OURS)
 def test_our_own_scripts_are_accused_of_nothing(name, tmp_path):
     words = OURS[name]

@@ -48,6 +48,7 @@ def made(monkeypatch):
     return asked
 
 
+@pytest.mark.long
 def test_blocks_are_filled_and_filling_them_again_changes_nothing(page):
     writes = "<!-- book: output\n     new 'a file.py' -->\n"  # would be refused where the file is already
     path, code = page(f"{BEFORE}{HINT}{END}\n{writes}{END}{PICTURE}{END}{AFTER}")

@@ -35,7 +35,7 @@ def wrong_of(name, said):
     return "" if said and ALL[name].says in said else f"{name}: wanted {ALL[name].says!r}, got {said[:300]!r}"
 
 
-@pytest.mark.long(one_in=8)
+@pytest.mark.long(one_in=16)
 @pytest.mark.parametrize(("test", "n", "names"), CHUNKS)
 def test_mutants_are_refused_and_named(test, n, names):
     together = Together([own(name) for name in names])
@@ -53,7 +53,7 @@ def test_mutant_that_ends_its_world_is_named_with_its_line(name):
 THEIRS = [f"{Path(right_syncs.__file__)}:{name}" for name in right_syncs.RIGHT]
 
 
-@pytest.mark.long(one_in=8)
+@pytest.mark.long(one_in=16)
 @pytest.mark.timeout(900)  # seven syncs, one after the other
 @pytest.mark.parametrize("test", TESTS)
 @pytest.mark.parametrize("names", [EXACT[:7], EXACT[7:], THEIRS], ids=["built-in", "more built-in", "from a file"])

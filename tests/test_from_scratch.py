@@ -87,6 +87,7 @@ def trained(tmp_path_factory):
     return [row["loss"] for row in rows], folder / "first.pt"
 
 
+@pytest.mark.long(one_in=3)
 @pytest.mark.parametrize("sync", ["gather_scatter", "all_reduce", "bucketed"])
 def test_losses_are_those_of_task_2b(trained, sync):
     expected, file = trained

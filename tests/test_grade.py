@@ -49,7 +49,7 @@ def rows_of(folder):
     return {row["submission"]: row for row in csv.DictReader((folder / "grades.csv").open())}
 
 
-@pytest.mark.long(one_in=2)
+@pytest.mark.long
 def test_a_class_gets_a_table_with_the_first_sentence_of_each(klass):
     folder, text = klass
     rows = rows_of(folder)
@@ -68,7 +68,7 @@ def test_a_class_gets_a_table_with_the_first_sentence_of_each(klass):
     assert "without --container a submission has your rights" in text
 
 
-@pytest.mark.long(one_in=2)
+@pytest.mark.long
 def test_a_second_run_grades_only_what_has_changed(klass):
     folder, _ = klass
     (folder / "class" / "bob" / "lesson3.py").write_text(get_lesson(3).answer())
@@ -80,7 +80,7 @@ def test_a_second_run_grades_only_what_has_changed(klass):
     assert float(rows_of(folder)["bob"]["score"]) == 4
 
 
-@pytest.mark.long(one_in=2)
+@pytest.mark.long
 def test_nothing_of_a_submission_is_left(klass):
     time.sleep(0.5)
     for pid in filter(str.isdigit, os.listdir("/proc")):

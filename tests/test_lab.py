@@ -105,6 +105,7 @@ def test_a_missing_task_is_named_with_its_fix(lab, capsys):
     assert "--output_dir lab/task2b" in said
 
 
+@pytest.mark.long
 def test_a_students_script_and_ours_have_the_same_losses(start, tmp_path):
     words = ["--runs_dir", "runs", "--repeats", 1, "--max_steps", 4, "--world_size", 2, "--total_batch_size", 8]
     words += ["--max_seq_length", 32, "--model", "tiny", "--sync", "gather_scatter"]

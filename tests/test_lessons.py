@@ -18,7 +18,7 @@ def cases_of(number):
     return importlib.import_module(f"lesson_cases.lesson{number}")
 
 
-@pytest.mark.long(one_in=5)
+@pytest.mark.long(one_in=10)
 @pytest.mark.parametrize("number", NUMBERS)
 def test_wrong_files_are_refused_in_the_words_that_tell_the_mistake(number):
     said = {}
@@ -27,7 +27,7 @@ def test_wrong_files_are_refused_in_the_words_that_tell_the_mistake(number):
     assert {name: words for name, words in said.items() if words} == {}
 
 
-@pytest.mark.long(one_in=5)
+@pytest.mark.long(one_in=10)
 @pytest.mark.parametrize("number", NUMBERS)
 def test_right_files_pass(number):
     right = {"the answer": get_lesson(number).answer(), **cases_of(number).RIGHT}

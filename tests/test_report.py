@@ -283,6 +283,7 @@ def test_a_page_needs_no_torch_and_the_screen_s_tables_none_of_the_report_s_pack
         assert done.returncode == ("torch" in packages), done.stderr
 
 
+@pytest.mark.long
 def test_a_log_of_60_mb_is_read_in_little_memory(tmp_path):
     folder = write_run(tmp_path / "run")
     row = (folder / "communication.rank0.jsonl").read_text().splitlines()[-1]

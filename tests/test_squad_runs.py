@@ -35,6 +35,7 @@ def lessons(tmp_path_factory):
     return folder
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("lesson", ["task2a", "task2b", "task3"])
 def test_every_task_has_the_losses_of_task_1(lessons, lesson):
     alone, shared = (read_summary(lessons / name) for name in ("task1", lesson))
@@ -90,6 +91,8 @@ def test_files_are_found_by_the_beginning_of_their_names(folder, run_here):
     assert f"data: {folder}" in text
     (row,) = rows_of(folder / "a" / "iterations.rank0.jsonl")
     assert row["examples"] == 2, "a question whose answer is not at its place is left out"
+    words = [*TINY, "--do_eval", "--data_dir", folder, "--output_dir", "b"]
+    assert run_here(TASK1, words)[0] == 0, "an evaluation without a training"
 
 
 @pytest.mark.parametrize(

@@ -40,6 +40,7 @@ def whole(tmp_path_factory):
     return summary(folder / "whole")
 
 
+@pytest.mark.long(one_in=3)
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGINT], ids=lambda number: number.name)
 def test_a_signal_to_one_rank_saves_and_the_run_goes_on_to_the_same_bits(whole, tmp_path, number):
     words = [*RANKS, "--num_train_epochs", 4, "--resume", "auto"]
@@ -81,6 +82,7 @@ def test_another_run_is_refused_unless_it_is_asked_for(tmp_path):
     assert "resumes anyway: --learning_rate" in forced
 
 
+@pytest.mark.long
 def test_a_named_checkpoint_resumes_in_another_folder(whole, tmp_path):
     end(start(tmp_path, "first", *RANKS, "--num_train_epochs", 4, "--keep", 9))
     place = tmp_path / "first" / "checkpoints" / "step-00000006"

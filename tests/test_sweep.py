@@ -233,6 +233,7 @@ def test_only_one_run_is_made_by_a_template_and_one_that_fails_has_its_words(swe
     assert str(tmp_path / "nothing") in bad.text
 
 
+@pytest.mark.long(one_in=2)
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_a_stopped_or_killed_sweep_ends_its_runs_and_goes_on(sweep, tmp_path, number):
     if number == signal.SIGKILL and not shutil.which("setpriv"):
@@ -255,6 +256,7 @@ def test_a_stopped_or_killed_sweep_ends_its_runs_and_goes_on(sweep, tmp_path, nu
     assert len(summary["attempts"]) == 2
 
 
+@pytest.mark.long
 def test_the_demo_is_the_preset_and_prints_the_table_of_compare(start, tmp_path):
     words = ["demo", *TINY, "--world_size", "2", "--max_steps", "2", "--parallel", "2", "--runs_dir", tmp_path / "demo"]
     program = start("demo", ["-m", "cos598d", *map(str, words)])

@@ -38,8 +38,9 @@ def rank_figures(rows: Iterable[Iteration]) -> dict[str, Any]:
         values.append(_columns(row))
         added(purposes, row.by_purpose)
     epochs, iterations = np.array(places, dtype=np.int64).reshape(-1, 2).T
-    table = np.array(values, dtype=np.float64).reshape(len(values), -1)  # a count that is not known is nan
-    seconds, sums = np.split(table, [len(_PHASES)], axis=1) if values else (table, table)
+    width = len(_PHASES) + len(TOTALS) + len(TRAFFIC)
+    table = np.array(values, dtype=np.float64).reshape(-1, width)  # a count that is not known is nan
+    seconds, sums = np.split(table, [len(_PHASES)], axis=1)
     timed = seconds[iterations > WARM_UP] if (iterations > WARM_UP).any() else seconds
     return {
         "iterations": len(values),
