@@ -15,7 +15,7 @@ from torch.distributed.run import get_args_parser
 
 from cos598d.commands.cli import COMMANDS
 from cos598d.commands.flags import Parser
-from cos598d.tools.course import NUMBERS
+from cos598d.tools.course import NUMBERS, get_lesson
 
 ROOT = Path(__file__).resolve().parents[1]
 spec = importlib.util.spec_from_file_location("prose", ROOT / "scripts" / "prose.py")
@@ -147,6 +147,19 @@ def test_the_readme_and_the_nine_files_of_the_reading_path_stay_short():
     rows = re.findall(r"^\| \d \| \[`(.+?)`\]", (ROOT / "docs" / "reading.md").read_text(), re.MULTILINE)
     assert len(rows) == 9
     assert sum(len((ROOT / name).read_text().splitlines()) for name in rows) <= 1100
+
+
+@pytest.mark.parametrize("number", NUMBERS)
+def test_what_a_lesson_says_at_its_end_and_in_its_file_exists(number):
+    """Its files to read, its command to measure, and the commands that make its page's figures and outputs."""
+    lesson = get_lesson(number)
+    assert [file for file in re.findall(r"[\w/-]+/[\w.-]+\.(?:py|md)", lesson.read) if not (ROOT / file).exists()] == []
+    file = lesson.tests.with_name("page.py.txt").read_text()
+    commands = [lesson.measure, *re.findall(r"^#     (cos598d .+?)(?:  .*)?$", file, flags=re.MULTILINE)]
+    for hint in re.findall(r"<!-- book: \w+ (.+) -->", (ROOT / f"docs/lessons/lesson{number}.md").read_text()):
+        ours = re.sub(r"^\S+\.svg |(?:cluster|alt)=\"[^\"]*\"", "", hint).strip()
+        commands.append(f"cos598d {ours}")
+    assert [(command, wrong) for command in commands if (wrong := wrong_in(command))] == []
 
 
 def measured_ratios(heading):
