@@ -213,7 +213,7 @@ SAID = {
     "One line.\n\nIt takes 2 s an iteration beside a bench.": "page:3: 'beside'",
     f"The {'very ' * 40}end.": "page:1: 42 words in a sentence",
 }
-FINE = ["```\nbeside\n```", "| beside |", f"{'A short one. ' * 20}\n\nThe {'very ' * 40}end."]
+FINE = ["```\nbeside\n```", "| beside |", f"{'A short one. ' * 20}The {'very ' * 40}end."]
 
 
 @pytest.mark.parametrize("text", [*SAID, *FINE], ids=lambda text: text[:12])
