@@ -22,8 +22,6 @@ AVOID = {
     r"alone(?= (that|who|which|is|are)\b)": "only",
     r"but for": "except for",
     r"anew|afresh": "again",
-    r"mend(s|ed)?": "fix",
-    r"quick(er|est)": "faster, fastest",
     r"goes on|go on": "continues, resumes",
     r"stands? (in|on|at|below|above|behind|under)": "is in, appears",
     r"(an?|every) (iteration|step|epoch|rank) each": "per",
@@ -33,7 +31,6 @@ AVOID = {
     r"(page|table|record|flag|file|report|document|row|column|card|ledger)s? (says?|tells?|knows?|speaks?)": (
         "shows, prints, lists; or name who does it"
     ),
-    r"lies (in|on|at|below|above)": "is in",
 }
 AVOIDED = {re.compile(rf"\b(?:{words})\b", re.IGNORECASE): instead for words, instead in AVOID.items()}
 
