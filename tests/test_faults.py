@@ -47,11 +47,11 @@ def test_a_wrong_flag_is_refused_before_anything_starts(run_here, words, sentenc
     is_in_a_sentence(*run_here("task1/run_glue.py", ["--world_size", 2]), "single process", exit_code=2)
 
 
-def test_data_that_are_missing_or_cannot_be_read_are_named_and_nothing_is_left(run_here, tmp_path):
+def test_data_that_are_missing_or_cannot_be_read_are_named_and_nothing_is_left(run_here, start, tmp_path):
     (tmp_path / "RTE").mkdir()
-    code, text = run_here(TASK2B, [*TINY, "--world_size", 2, "--data_dir", "nowhere"])
-    is_in_a_sentence(code, text, "error: the data folder nowhere of --data_dir does not exist. ")
-    assert text.count("\n") == 1, "no rank was started"
+    program = start("launcher", [script(TASK2B), *TINY, "--world_size", 2, "--data_dir", "nowhere"])
+    ends_in_a_sentence(program, "error: the data folder nowhere of --data_dir does not exist. ")
+    assert program.text.count("\n") == 1, "no rank was started"
     words = [*TINY_TRAINING, "--data_dir", "RTE", "--output_dir", "out"]
     is_in_a_sentence(*run_here(TASK2B, words), "train.tsv")
     (tmp_path / "RTE" / "train.tsv").write_text("index\tsentence1\tsentence2\tlabel\n0\tA\tB\tentailment\n1\tA\tB\n")

@@ -17,7 +17,7 @@ from cos598d.models.build import find_model
 from cos598d.records.conventions import PHASES
 from cos598d.tools.bench.candidates import parse_candidate
 from cos598d.tools.bench.turns import Turn
-from cos598d.tools.bench.workload import Stepper, Workload
+from cos598d.tools.bench.workload import Workload
 
 pytestmark = NEEDS_GPU
 
@@ -97,7 +97,7 @@ def test_phases_are_as_long_as_their_kernels_in_the_profile(alone, tmp_path, mon
     batch = 32 if torch.cuda.get_device_properties(CUDA).total_memory > 60e9 else 8
     workload = Workload(find_model("bert-base"), CUDA, batch, tokens=384, seed=1)
     monkeypatch.setattr("cos598d.tools.bench.turns.IterationClock", MarkedClock)
-    turn = Turn(parse_candidate("flat"), workload, alone, Stepper(workload.model))
+    turn = Turn(parse_candidate("flat"), workload, alone, steps=True)
     inputs = workload.inputs(0, 0, 1)
     with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]):  # its own first time
         turn.iterate(inputs)
@@ -105,7 +105,7 @@ def test_phases_are_as_long_as_their_kernels_in_the_profile(alone, tmp_path, mon
         turn.iterate(inputs)
     profiler.export_chrome_trace(str(tmp_path / "trace.json"))
     kernels = kernels_by_phase(json.loads((tmp_path / "trace.json").read_text()))
-    phases = dict(turn.clock.phases)
+    phases = dict(turn._clock.phases)
     turn.detach()
     keep("phases.json", {"clock_seconds": phases, "kernel_seconds": kernels})
     for phase in ("forward", "backward"):

@@ -4,7 +4,7 @@ import json
 
 import pytest
 from programs import Program, free_port, script
-from recorded import rows_of
+from report_records import read as rows_of
 
 from cos598d.commands.cli import main
 from cos598d.records.unfinished import read_summary

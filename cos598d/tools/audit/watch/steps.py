@@ -113,7 +113,7 @@ class RankSteps:
     def step_begins(self, optimizer: torch.optim.Optimizer) -> None:
         """The gradients are about to be applied: sketch them."""
         self._depth += 1
-        if self._depth == 1:
+        if self._depth == 1 and self.iteration:  # a step before any backward is a trial, as of a library's own copies
             if id(optimizer) not in self.settings:
                 self.settings[id(optimizer)] = settings_of(optimizer)
             self.rates += rates_of(optimizer)
