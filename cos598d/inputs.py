@@ -1,6 +1,8 @@
 """The inputs of a run, found, checked and announced: its data and its model, the same on every rank."""
 
+from collections.abc import Mapping
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from cos598d.comm.group import Ranks
@@ -21,11 +23,15 @@ COURSE_MODELS = ("bert-base-cased", "bert-base-uncased")
 
 
 class RunInputs(NamedTuple):
-    """The inputs that a run's flags name: its task, whose data were found, a phrase for where, and its model."""
+    """The inputs that a run's flags name: its task, whose data were found, a phrase for where, and its model.
+
+    loaded: the examples of some parts, by the part's name, if the launcher has loaded them for all ranks.
+    """
 
     task: Task
     data_words: str
     source: ModelSource
+    loaded: Mapping[str, Examples] = MappingProxyType({})
 
 
 def find(config: RunConfig) -> RunInputs:
@@ -69,12 +75,22 @@ def find_source(config: RunConfig, task: Task) -> ModelSource:
     return source
 
 
+def load_for_all(config: RunConfig, inputs: RunInputs) -> RunInputs:
+    """Load the examples once, for ranks that are forked from this process. Raises UserError for unfit files."""
+    parts = [*(["train"] if config.do_train else []), *(inputs.task.parts[1:] if config.do_eval else [])]
+    return inputs._replace(loaded={part: _load(part, config, inputs) for part in parts})
+
+
 def load_examples(part: str, config: RunConfig, inputs: RunInputs, ranks: Ranks) -> Examples:
-    """Load one part of the task's examples. Raises UserError, the same on every rank, if the ranks' data differ."""
-    task, limit = inputs.task, config.max_train_examples if part == "train" else config.max_eval_examples
-    examples = task.load(part, inputs.source.encoder, config.max_seq_length, limit)
-    _same(ranks, examples, f"the {part} part of {task.name}")
+    """One part of the task's examples. Raises UserError, the same on every rank, if the ranks' data differ."""
+    examples = inputs.loaded[part] if part in inputs.loaded else _load(part, config, inputs)
+    _same(ranks, examples, f"the {part} part of {inputs.task.name}")
     return examples
+
+
+def _load(part: str, config: RunConfig, inputs: RunInputs) -> Examples:
+    limit = config.max_train_examples if part == "train" else config.max_eval_examples
+    return inputs.task.load(part, inputs.source.encoder, config.max_seq_length, limit)
 
 
 def load_tests(config: RunConfig, inputs: RunInputs, ranks: Ranks) -> dict[str, Examples]:

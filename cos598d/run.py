@@ -86,7 +86,7 @@ def _run(
     task, words = inputs[:2] if inputs else find_data(config)
     _claim_folder(config, identity, claims)
     source = inputs.source if inputs else find_source(config, task)  # may download
-    inputs = RunInputs(task, words, source)
+    inputs = inputs or RunInputs(task, words, source)
 
     # Join: meet the other ranks, and agree on the run's folder.
     meeting = process.meet(config.timeout, config.facts())

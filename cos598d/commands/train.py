@@ -1,6 +1,7 @@
 """`cos598d train`, and the tasks' scripts: one rank of a run, or the launcher of local ranks."""
 
 import argparse
+import os
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 from functools import partial
@@ -15,7 +16,7 @@ from cos598d.commands.run_flags import FREQUENT, RankFlags, add_run_options, ide
 from cos598d.config import RunConfig, config_from
 from cos598d.data import get_task
 from cos598d.errors import UsageError
-from cos598d.inputs import find
+from cos598d.inputs import find, load_for_all
 from cos598d.optimizers import load_compiler
 from cos598d.run import run as run_rank
 from cos598d.terminal.printable import printable
@@ -76,7 +77,8 @@ def run(options: argparse.Namespace) -> int:
         config.check(world_size)
         if may_fork():  # what is computed here is shared by all ranks, and must leave no threads behind
             torch.set_num_threads(1)
-            found = find(config)
+            os.environ["TOKENIZERS_PARALLELISM"] = "false"
+            found = load_for_all(config, find(config))
             if config.do_train:
                 load_compiler()  # once for all ranks
     return on_ranks(ranks, partial(run_rank, config, inputs=found))

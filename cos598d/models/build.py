@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.overrides import TorchFunctionMode
 
 from cos598d.data.encoders import Encoder, ImageEncoder, ImageForm, TextEncoder, load_encoder, word_pieces
 from cos598d.data.samples import vocabulary
@@ -137,6 +138,15 @@ def _check(name: str, source: ModelSource, form: ImageForm | None, model_type: s
         raise UserError(f"the vocabulary of {name} {counts}. Choose a folder whose files belong together.")
 
 
+class NothingDrawn(TorchFunctionMode):
+    """Within it no number is drawn into a tensor: on meta tensors torch would load its decompositions for that."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        is_draw = getattr(func, "__name__", "") in ("normal_", "uniform_", "trunc_normal_", "kaiming_uniform_")
+        return (args[0] if args else kwargs["tensor"]) if is_draw else func(*args, **kwargs)
+
+
 def build_model(source: ModelSource, head: str, num_labels: int, dropout: float | None, seed: int) -> nn.Module:
     """The model of `source` with a head, float32, in training mode, and the same on every rank.
 
@@ -152,7 +162,7 @@ def build_model(source: ModelSource, head: str, num_labels: int, dropout: float 
     config.num_labels = num_labels
     for name in DROPOUTS[kind] if dropout is not None else ():
         setattr(config, name, dropout)
-    with torch.device("meta"):  # nothing is drawn twice
+    with torch.device("meta"), NothingDrawn():
         model = empty_model(config, head)
     if is_bare:
         return model.train()

@@ -5,11 +5,11 @@ import logging
 from pathlib import Path
 from typing import Any
 
-from pytorch_transformers import modeling_bert, modeling_distilbert, modeling_roberta
 from torch import nn
 
 from cos598d.errors import UserError, first_line
 from cos598d.models import vit
+from cos598d.models.library import modeling_bert, modeling_distilbert, modeling_roberta
 from cos598d.models.packed import BertAnswers, BertEncoder, DistilBertAnswers, DistilBertEncoder
 from cos598d.terminal.printable import printable
 from cos598d.terminal.reading import read_json

@@ -14,9 +14,10 @@ On a GPU, where counting tokens would make the host wait, the library's own forw
 from typing import Any, NamedTuple
 
 import torch
-from pytorch_transformers import modeling_bert, modeling_distilbert
 from torch import nn
 from torch.nn.functional import cross_entropy, gelu, scaled_dot_product_attention
+
+from cos598d.models.library import modeling_bert, modeling_distilbert
 
 # The library's gelu in Python makes four passes over memory; torch computes the same function in one.
 _FASTER = {modeling_bert.gelu: gelu, modeling_distilbert.gelu: gelu}

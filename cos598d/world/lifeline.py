@@ -91,6 +91,9 @@ class Lifeline:
         if self.rank == 0:
             self._tell({"done": self.rank})
         self._ended.set()
+        for line in self._peers.values():
+            with contextlib.suppress(OSError):
+                line.shutdown(socket.SHUT_RDWR)  # so that the thread wakes up at once
         self._thread.join(2)
         for line in self._peers.values():
             line.close()
