@@ -127,7 +127,6 @@ def test_every_consequence_and_planted_fault_has_words():
         (["--timeout", "9", "right.py"], "Add --world_size"),
         (["empty"], "no results of an audit"),
         (["--ignore", "never_averged", "right.py"], "Did you mean 'never_averaged'"),
-        (["--strict_on", "all", "right.py"], "unknown --strict_on all. Choose one of fault, waste, note"),
         (["--timeout", "0", "right.py"], "--timeout 0"),
         (["--", "-m"], "-m needs a module"),
         (["--world_size", "2", "--", "-m", "nowhere.at_all"], "is not a module here"),

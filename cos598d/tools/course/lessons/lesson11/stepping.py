@@ -36,9 +36,7 @@ def state_bytes() -> int:
     return sum(value.nbytes for value in kept if isinstance(value, torch.Tensor) and value.dim())
 
 
-def wrong_step(
-    before: torch.Tensor, found: torch.Tensor, right: torch.Tensor, own: Sequence[torch.Tensor], rank: int
-) -> str:
+def wrong_step(before: torch.Tensor, found: torch.Tensor, right: torch.Tensor, own: Sequence[torch.Tensor]) -> str:
     """What is wrong with flat weights after a step, in words; "" if nothing is.
 
     own: the ranks' gradients at the weights before it, flat, where a step is a multiple of a gradient; else nothing.
@@ -56,14 +54,12 @@ def wrong_step(
             return f"the last {count} of {total} weights never move: {total} is not divisible by the number of ranks"
         return f"{count} of {total} weights have not moved: each rank needs the parts that the others have stepped"
     first = int(off.nonzero()[0])
-    known = _of_gradients(moved, should, off, own, rank) if own else ""
+    known = _of_gradients(moved, should, own) if own else ""
     worst = f"weight {first} is {found[first]:.5g} and should be {right[first]:.5g}"
     return known or f"{count} of {total} weights are wrong: {worst}"
 
 
-def _of_gradients(
-    moved: torch.Tensor, should: torch.Tensor, off: torch.Tensor, own: Sequence[torch.Tensor], rank: int
-) -> str:
+def _of_gradients(moved: torch.Tensor, should: torch.Tensor, own: Sequence[torch.Tensor]) -> str:
     """Which multiple of which gradient the weights have moved by, in words; "" where it is none."""
     n = len(own)
     factor = (moved @ should / (should @ should)).item()
@@ -72,13 +68,6 @@ def _of_gradients(
         why = f": by the sum of {n} ranks' gradients, not by their average" if is_sum else ""
         return f"the weights have moved {factor:.3g} times as far as they should{why}"
     rate = (should.norm() / torch.stack([*own]).mean(dim=0).norm()).item()
-    for other, gradient in enumerate(own):
-        if near(moved[off], rate * gradient[off], 1e-3):
-            whose = "this rank's own gradient" if other == rank else f"rank {other}'s own gradient"
-            part = "the weights have" if bool(off.all()) else f"{int(off.sum())} of {len(off)} weights have"
-            return f"{part} moved by {whose}, not by the average over the ranks"
-        if near(moved[off], rate / n * gradient[off], 1e-3):
-            return f"weights have moved by rank {other}'s gradient, divided by n, and the others' were never added"
     by_one = torch.stack([(moved - rate * gradient).abs() for gradient in own]).amin(dim=0)
     if bool((by_one <= 1e-4 * moved.abs().max()).all()):
         return "each part of the weights has moved by the gradient of the rank that stepped it, not by the average"

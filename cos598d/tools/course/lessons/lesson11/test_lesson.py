@@ -108,7 +108,7 @@ def test_zero1_steps(ranks, seed, n):
                 told = f"{where}: {' and '.join(frozen)} does not train, but has changed on rank {rank}"
                 world.require(not frozen, told, rank)
                 flat = torch.cat([found[name].flatten() for name in names])
-                words = wrong_step(before, flat, right, own if kind != ADAMW else [], rank)
+                words = wrong_step(before, flat, right, own if kind != ADAMW else [])
                 words += ONE_OPTIMIZER if words and kind == ADAMW and step else ""
                 world.require(not words, f"{where}, on rank {rank}: {words}", rank)
                 told = f"{where}, on rank {rank}: the parameter {left[0] if left else ''} still has a .grad"
@@ -157,7 +157,7 @@ def test_zero3_steps(ranks, seed, n):
                 found = value["weights"][step]
                 missing = [name for name in map("layer {}".format, range(len(LAYERS))) if name not in found]
                 world.require(not missing, f"{where}: {' and '.join(missing)} was not run on rank {rank}", rank)
-                words = wrong_step(before, torch.cat([*found.values()]), right, own if kind != ADAMW else [], rank)
+                words = wrong_step(before, torch.cat([*found.values()]), right, own if kind != ADAMW else [])
                 words += ONE_OPTIMIZER if words and kind == ADAMW and step else ""
                 world.require(not words, f"{where}, on rank {rank}: {words}", rank)
 
