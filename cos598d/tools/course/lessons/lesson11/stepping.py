@@ -1,7 +1,7 @@
 """Lesson 11: the optimizers that a student's file is given, and what is wrong with weights after a step, in words."""
 
 import gc
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -9,24 +9,12 @@ from cos598d.tools.course.common import near
 from cos598d.tools.exam.ranks import World
 
 ADAMW = "AdamW"
+# By name: steps, and what a file is given for `make_optimizer`.
 OPTIMIZERS: dict[str, tuple[int, Callable[..., torch.optim.Optimizer]]] = {
     "SGD": (2, lambda tensors: torch.optim.SGD(tensors, lr=0.5)),
     # With a small epsilon AdamW turns rounding noise in small gradients into whole steps.
     ADAMW: (3, lambda tensors: torch.optim.AdamW(tensors, lr=0.02, eps=3e-2, weight_decay=0.1)),
 }
-
-
-class Optimizers:
-    """What a file is given for `make_optimizer`: counts what it has made."""
-
-    def __init__(self, kind: str):
-        self._make = OPTIMIZERS[kind][1]
-        self.made = 0
-
-    def __call__(self, tensors: Iterable[torch.Tensor]) -> torch.optim.Optimizer:
-        """An optimizer of torch's for these tensors."""
-        self.made += 1
-        return self._make([*tensors])
 
 
 def state_bytes() -> int:
