@@ -9,6 +9,8 @@ import pytest
 import right_syncs
 from check_worlds import TESTS, Together, alone, mistake
 
+from cos598d.commands.cli import main
+
 ALL = mutants.MUTANTS | mutants_field.FIELD
 EXACT = (
     *("gather_scatter", "reduce_broadcast", "all_reduce", "flat", "overlap", "bucketed", "ring", "halving_doubling"),
@@ -60,3 +62,8 @@ THEIRS = [f"{Path(right_syncs.__file__)}:{name}" for name in right_syncs.RIGHT]
 def test_right_syncs_pass(test, names):
     together = Together(names)
     assert {name: said for name in names if (said := mistake(test, together.sync_of(name), 3))} == {}
+
+
+def test_a_way_to_train_is_compared_with_one_process(capfd):
+    assert main(["check", "zero3", "--world_sizes", "2", "--tests", "clipped", "--no_cost"]) == 0
+    assert "micro-batches that are clipped" in capfd.readouterr().out

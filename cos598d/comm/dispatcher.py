@@ -90,8 +90,8 @@ class DispatchedCall:
 
     @property
     def payload_bytes(self) -> int:
-        """The tensors' bytes."""
-        return sum(each.nbytes for each in self.tensors)
+        """The tensors' bytes; of a sparse one those of its dense form, since it has no `nbytes`."""
+        return sum(each.numel() * each.element_size() for each in self.tensors)
 
     def moved(self, is_ideal: bool = False) -> tuple[int, int]:
         """Bytes that this rank sends and receives, as `bytes_moved`."""

@@ -198,7 +198,7 @@ class Ledger:
     ) -> Row:
         shape = tuple(tensors[0].shape) if len(tensors) == 1 else (sum(tensor.numel() for tensor in tensors),)
         started = None if self._began is None else began - self._began
-        payload, dtype = sum(tensor.nbytes for tensor in tensors), str(tensors[0].dtype)[6:]
+        payload, dtype = sum(tensor.numel() * tensor.element_size() for tensor in tensors), str(tensors[0].dtype)[6:]
         return Row(self.iteration, call[0], op, call[1], shape, dtype, payload, *moved, started=started)
 
     def _enter(self, row: Row) -> None:

@@ -21,9 +21,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--world_sizes", default=SIZES, metavar="N,N", help=f"ranks to try (default: {SIZES})")
     parser.add_argument("--tests", metavar="NAME,NAME", help="tests to run, by a part of their names (default: all)")
     parser.add_argument("--seed", type=int, metavar="N", help="of random models, data and steps (default: a new one)")
-    parser.add_argument(
-        "--patience", type=float, default=1.0, metavar="X", help="times the usual time limits (default: 1)"
-    )
     parser.add_argument("--no_cost", action="store_true", help="do not print what a step costs")
     parser.add_argument("--results", type=Path, metavar="FILE", help="write Gradescope's results.json there")
 
@@ -44,7 +41,6 @@ def run(options: argparse.Namespace) -> int:
     file = tests_of(options.sync)
     plugins = ["-p", "cos598d.tools.exam.plugin", "-p", "cos598d.tools.check.plugin"]
     words = [str(file), *plugins, "--sync", _absolute(options.sync), "--sizes", ",".join(map(str, sizes))]
-    words += ["--patience", str(options.patience)]
     for flag, value in (("--seed", options.seed), ("--results", options.results and options.results.resolve())):
         words += [flag, str(value)] if value is not None else []
     if options.tests:

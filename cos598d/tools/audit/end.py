@@ -16,7 +16,7 @@ from cos598d.tools.audit.exchange import read_books
 from cos598d.tools.audit.judge import judge
 from cos598d.tools.audit.judge.verdict import FAULT, NOTE, WASTE, AuditFinding, AuditVerdict
 from cos598d.tools.audit.judge.words import WORDS
-from cos598d.tools.audit.options import LEVELS, AuditFlags
+from cos598d.tools.audit.options import AuditFlags
 
 if TYPE_CHECKING:
     from cos598d.tools.audit.rank import Rank
@@ -105,13 +105,12 @@ def conclude(folder: Path, flags: AuditFlags, code: int, is_new: bool = True) ->
         print(f"{ERROR}{folder / VERDICT} cannot be written ({error.strerror}). {fix}", file=sys.stderr)
         return code
     print(f"{card(verdict)}\noutput: {folder}", flush=True)
-    return _strict(verdict, flags) if flags.strict and not code else code
+    return _strict(verdict) if flags.strict and not code else code
 
 
-def _strict(verdict: AuditVerdict, flags: AuditFlags) -> int:
+def _strict(verdict: AuditVerdict) -> int:
     """The exit code with --strict, of a script that ended well."""
-    counts = LEVELS[: LEVELS.index(flags.strict_on) + 1]
-    if any(each.level in counts for each in verdict.findings):
+    if verdict.of(FAULT):
         return FAULTS_FOUND
     if not verdict.seen.judged:
         return NOTHING_JUDGED

@@ -1,24 +1,19 @@
-"""How the books of all ranks come together: through a folder on one host, through the ranks' own store between hosts.
+"""How the books of all ranks come together: as JSON in a folder, which several hosts have to share.
 
-No collective call is made for it: ranks that step unequally would hang in one. Nothing is unpickled: a book travels as
-compressed JSON.
+No collective call is made for it: ranks that step unequally would hang in one. Nothing is unpickled.
 """
 
 import contextlib
 import time
-import zlib
 from pathlib import Path
-from typing import Any
 
 import psutil
 
 from cos598d.errors import UserError, first_line
-from cos598d.terminal.files import write_whole
-from cos598d.tools.audit.book import BOOK, BOOKS, ENDED, MOST_BYTES, Book, read_book
+from cos598d.tools.audit.book import BOOK, BOOKS, ENDED, Book, read_book
 
 WAIT_SECONDS = 60.0  # for ranks that are still about to end
 _POLL_SECONDS = 0.05
-_PREFIX = "cos598d_audit"
 
 
 def book_path(folder: Path, rank: int) -> Path:
@@ -46,67 +41,22 @@ def earlier_worlds(folder: Path, run: str) -> int:
     return 0
 
 
-class Counter:
-    """The store by which the script's ranks met, as far as the audit uses it: what was set is read, and none waits."""
-
-    def __init__(self, store: Any, rank: int):
-        self._store, self.rank = store, rank
-
-    def tell(self, name: str, value: str | bytes) -> None:
-        """Set a value for all ranks."""
-        self._store.set(f"{_PREFIX}/{name}", value)
-
-    def ask(self, name: str) -> bytes | None:
-        """A value that a rank has set; None if none has, or if the store has ended."""
-        try:
-            if self._store.check([f"{_PREFIX}/{name}"]):
-                return bytes(self._store.get(f"{_PREFIX}/{name}"))
-        except (RuntimeError, OSError):  # torch's own errors of a lost store are RuntimeErrors
-            pass
-        return None
-
-    def send(self, text: str) -> None:
-        """Send this rank's book to rank 0 on another host."""
-        self.tell(f"book/{self.rank}", zlib.compress(text.encode()))
-
-    def receive(self, rank: int) -> bytes | None:
-        """The book that a rank has sent; None if it has sent none. Raises UserError for a damaged one."""
-        data = self.ask(f"book/{rank}")
-        if data is None:
-            return None
-        reader = zlib.decompressobj()
-        with contextlib.suppress(zlib.error):
-            book = reader.decompress(data, MOST_BYTES)
-            if reader.eof:
-                return book
-        raise UserError(f"the results of rank {rank} did not arrive complete. Audit the script again.")
-
-
-def collect(folder: Path, book: Book, counter: Counter | None) -> None:
+def collect(folder: Path, book: Book) -> None:
     """On rank 0: wait until the other ranks' books are complete, but not for processes that have ended."""
     waiting = set(range(1, book["world_size"]))
     deadline = time.monotonic() + WAIT_SECONDS
     while waiting and time.monotonic() < deadline:
         for rank in sorted(waiting):
-            if _is_there(folder, rank, book, counter):
+            if _is_there(folder, rank, book):
                 waiting.discard(rank)
         time.sleep(_POLL_SECONDS if waiting else 0)
 
 
-def _is_there(folder: Path, rank: int, own: Book, counter: Counter | None) -> bool:
-    path = book_path(folder, rank)
-    if path.exists():
-        with contextlib.suppress(UserError, OSError):
-            book = read_book(path, rank)
-            if book["run"] == own["run"]:
-                is_dead = book["host"] == own["host"] and not _runs(book["pid"])
-                return book["state"] == ENDED or is_dead
-    if counter is not None:
-        with contextlib.suppress(UserError):
-            data = counter.receive(rank)
-            if data is not None:
-                write_whole(path, data)
-                return True
+def _is_there(folder: Path, rank: int, own: Book) -> bool:
+    with contextlib.suppress(UserError, OSError):
+        book = read_book(book_path(folder, rank), rank)
+        is_dead = book["host"] == own["host"] and not _runs(book["pid"])
+        return book["run"] == own["run"] and (book["state"] == ENDED or is_dead)
     return False
 
 

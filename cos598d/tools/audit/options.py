@@ -4,8 +4,6 @@ from dataclasses import dataclass
 
 from cos598d.terminal.fields import flag
 
-LEVELS = ("fault", "waste", "note")  # of findings, the worst first
-
 
 @dataclass(frozen=True)
 class AuditFlags:
@@ -23,7 +21,6 @@ class AuditFlags:
         "it fails",
     )
     ignore: str | None = flag(None, "findings to ignore, such as same_dropout,barrier_each_step", metavar="NAME,NAME")
-    strict_on: str = flag("fault", "the mildest finding that --strict counts: {choices}", choices=LEVELS)
     timeout: float | None = flag(
         None, "with --world_size: stop the script after X seconds, and judge the steps so far", above=0
     )

@@ -12,13 +12,14 @@ from typing import Any
 from cos598d.errors import one_line
 from cos598d.terminal.files import write_json
 from cos598d.tools.audit.book import Book
-from cos598d.tools.audit.exchange import Counter, book_path, collect, earlier_worlds, remove_books
+from cos598d.tools.audit.exchange import book_path, collect, earlier_worlds, remove_books
 from cos598d.tools.audit.options import Told
 from cos598d.tools.audit.watch.observer import Observer
 from cos598d.tools.audit.watch.writing import book_of
 from cos598d.world.network import network_identity
 
 _TICK_SECONDS = 2.0  # between two books of a rank that trains, or hangs
+_RUN = "cos598d_audit/run"  # in the store
 _current: "Rank | None" = None
 _is_installed = False
 
@@ -34,8 +35,8 @@ class Rank:
 
         global _current, _is_installed  # noqa: PLW0603 - there is one script in a process
         self._dist, self.told, self._say, self._pid = dist, told, say, os.getpid()
-        self._counter: Counter | None = None
-        self._run, self._host_of_judge = told.run, ""
+        self._store: Any = None  # by which the script's ranks met
+        self._run = told.run
         self._place = (int(os.environ.get("RANK", "0") or 0), 1)
         self._earlier = 0  # worlds of the same command
         self._calls = -1  # that were made until the last tick
@@ -68,26 +69,23 @@ class Rank:
         self.observer.close()
         if self.observer.is_open:
             self._write(exit_code, error)
-            self._send()
         return self._say(self, exit_code) if self._say else exit_code
 
     def collect(self) -> None:
         """Rank 0, when its book is complete: wait for the others'."""
         if self.book is not None:
-            collect(Path(self.told.folder), self.book, self._counter)
+            collect(Path(self.told.folder), self.book)
 
     def _opened(self) -> None:
         """There is a process group: who this is, and where rank 0's book will be."""
         dist = self._dist
         self._place = (dist.get_rank(), dist.get_world_size())
         with contextlib.suppress(AttributeError, ValueError, RuntimeError):
-            self._counter = Counter(dist.distributed_c10d._get_default_store(), self.number)
-        if self.number == 0:
-            self._run = self._run or secrets.token_hex(8)
-        if self._counter is not None:
-            self._counter.tell(f"host/{self.number}", network_identity())
-            if self.number == 0:
-                self._counter.tell("run", self._run)
+            self._store = dist.distributed_c10d._get_default_store()
+        if self.number == 0 and not self._run:
+            self._run = secrets.token_hex(8)
+            if self._store is not None:
+                self._store.set(_RUN, self._run)
         folder = Path(self.told.folder)
         with contextlib.suppress(OSError):
             if self.number == 0 and self.told.run:
@@ -110,12 +108,12 @@ class Rank:
                 self._write()
 
     def _ask(self) -> None:
-        """Ask the store who the run and its judge are, as soon as it can be known: at the end it may be gone, and torch
-        would report that at length."""
-        if self._counter is not None and not self._run:
-            self._run = (self._counter.ask("run") or b"").decode("ascii", "replace")
-        if self._counter is not None and not self.told.run and not self._host_of_judge:
-            self._host_of_judge = (self._counter.ask("host/0") or b"").decode("ascii", "replace")
+        """Ask the store which run this is, as soon as it can be known: at the end it may be gone, and torch would
+        report that at length."""
+        if self._store is not None and not self._run:
+            with contextlib.suppress(RuntimeError, OSError):  # torch's own errors of a lost store are RuntimeErrors
+                if self._store.check([_RUN]):
+                    self._run = bytes(self._store.get(_RUN)).decode("ascii", "replace")
 
     def _write(self, exit_code: int | None = None, error: str = "") -> None:
         about = {"run": self._run, "rank": self.number, "world_size": self._place[1], "host": network_identity()}
@@ -127,14 +125,6 @@ class Rank:
             except (OSError, ValueError, RuntimeError) as wrong:
                 if exit_code is not None:  # until then what is written can change meanwhile
                     self.trouble = f"the book of rank {self.number} could not be written: {one_line(wrong)}."
-
-    def _send(self) -> None:
-        """Send the book to rank 0 if that is on another host."""
-        if self.number == 0 or self._counter is None or self.book is None:
-            return
-        if self._host_of_judge not in ("", self.book["host"]):
-            with contextlib.suppress(RuntimeError, OSError):
-                self._counter.send(book_path(Path(self.told.folder), self.number).read_text(encoding="utf-8"))
 
 
 def begin(told: Told, say: Callable[[Rank, int], int] | None) -> Rank | None:

@@ -8,7 +8,6 @@ import runpy
 import sys
 import traceback
 from collections.abc import Sequence
-from pathlib import Path
 
 from cos598d.errors import UsageError
 from cos598d.terminal.printable import printable
@@ -29,7 +28,7 @@ def words_of(path: str) -> list[str]:
 
 
 def check(path: str) -> None:
-    """Raise UsageError if there is no such script, or module, or if it is not Python."""
+    """Raise UsageError if there is no such script, or module."""
     if path.startswith(MODULE):
         sys.path.insert(0, os.getcwd())
         with contextlib.suppress(ImportError, ValueError):
@@ -41,14 +40,6 @@ def check(path: str) -> None:
         raise UsageError(f"{path} does not exist. Give the script to audit, or the folder of an audit.")
     if not os.path.isfile(path):
         raise UsageError(f"{path} is not a file. Give the script to audit.")
-    try:
-        compile(Path(path).read_bytes(), path, "exec", dont_inherit=True)
-    except OSError as error:
-        raise UsageError(f"{path} cannot be read ({error.strerror}). Give the script to audit.") from None
-    except (SyntaxError, ValueError) as error:
-        line = f" at line {error.lineno}" if isinstance(error, SyntaxError) and error.lineno else ""
-        said = error.msg if isinstance(error, SyntaxError) else str(error)
-        raise UsageError(f"{path} is not Python ({printable(said, 100)}{line}). Give a script in Python.") from None
 
 
 def run(path: str, words: Sequence[str]) -> tuple[int, str]:

@@ -20,7 +20,7 @@ from cos598d.comm.ledger import Ledger
 from cos598d.parallel import Parallel, data_parallel
 from cos598d.records.conventions import AGREEMENT, GRADIENTS
 from cos598d.sync import get_sync
-from cos598d.tools.exam.models import Shape, gradients_of, local_batch, toy_model
+from cos598d.tools.exam.models import Shape, gradients_of, local_batch, plain_loss, plain_model, toy_model
 from cos598d.tools.exam.notes import LessonComm
 
 # Ways of cutting buckets, for syncs that have them: the default, almost one per tensor, one for all.
@@ -107,6 +107,22 @@ def _drive(comm: LessonComm, name: str, seed: int, run: Run) -> dict[str, Any]:
         "sent": sum(row.bytes_sent for row in rows),
         "received": sum(row.bytes_received for row in rows),
     }
+
+
+def second_step(comm: LessonComm, module: Any, name: str) -> dict[str, int]:
+    """The second of two steps of `plain_model`: where its calls begin, and calls and bytes of gradients. In the first
+    one some syncs make their buckets."""
+    ledger, model, begun = Ledger(), plain_model(), 0
+    with noted(comm, ledger) as notes:
+        wrapped = wrap(name, model, ledger, find_unused_parameters=False)
+        for step in range(2):
+            begun = notes.count
+            ledger.rows.clear()
+            plain_loss(wrapped, comm.rank, step).backward()
+            model.zero_grad(set_to_none=True)
+        rows = [row for row in ledger.rows if row.purpose == GRADIENTS]
+        wrapped.detach()
+    return {"begun": begun, "calls": len(rows), "sent": sum(row.bytes_sent for row in rows)}
 
 
 @contextlib.contextmanager

@@ -18,7 +18,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("check")
     group.addoption("--sync", help="FILE.py:CLASS, or the name of a built-in sync")
     group.addoption("--sizes", default=SIZES, help="numbers of ranks, with commas")
-    group.addoption("--patience", type=float, default=1.0, help="times the usual time limit")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -39,9 +38,8 @@ def sync(request: pytest.FixtureRequest) -> Callable[..., World]:
     name = request.config.getoption("--sync")
     file: Path = request.config.getoption("--file")
     own = f"{file.resolve()}:{name.rpartition(':')[2]}" if ":" in name else name
-    times = request.config.getoption("--patience")
 
     def on_ranks(n: int, function: Callable[..., Any], *arguments: Any, seconds: float = 8.0, name: str = own) -> World:
-        return run(n, function, name, *arguments, file=file, seconds=times * seconds, loads=False)
+        return run(n, function, name, *arguments, file=file, seconds=seconds, loads=False)
 
     return functools.partial(on_ranks, name=own)

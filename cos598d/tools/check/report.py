@@ -3,17 +3,13 @@
 import math
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
 
-from cos598d.comm.ledger import Ledger
 from cos598d.errors import UsageError
 from cos598d.formulas import FACTS, Job
-from cos598d.records.conventions import GRADIENTS
 from cos598d.sync import SYNCS, get_sync
 from cos598d.terminal.own_code import is_own
-from cos598d.tools.check.driving import file_of, noted, wrap
-from cos598d.tools.exam.models import plain_loss, plain_model
-from cos598d.tools.exam.notes import LessonComm
+from cos598d.tools.check.driving import file_of, second_step
+from cos598d.tools.exam.models import plain_model
 from cos598d.tools.exam.ranks import run
 
 # They average weights, or hold parts of them: only the whole training can be compared.
@@ -34,25 +30,11 @@ def tests_of(name: str) -> Path:
     return Path(str(here.joinpath("test_strategy.py" if name in STRATEGIES else "test_sync.py")))
 
 
-def step_cost(comm: LessonComm, module: Any, name: str) -> dict[str, int]:
-    """On a rank: the calls and bytes of one step of `plain_model`."""
-    ledger, model = Ledger(), plain_model()
-    with noted(comm, ledger):
-        wrapped = wrap(name, model, ledger, find_unused_parameters=False)
-        for step in range(2):  # torch's DDP rebuilds its buckets after the first step
-            ledger.rows.clear()
-            plain_loss(wrapped, comm.rank, step).backward()
-            model.zero_grad(set_to_none=True)
-        rows = [row for row in ledger.rows if row.purpose == GRADIENTS]
-        wrapped.detach()
-    return {"calls": len(rows), "sent": sum(row.bytes_sent for row in rows)}
-
-
 def cost_in_words(name: str, n: int) -> str:
     """What each rank sends in a step, and the nearest formula of a built-in sync. "" for a strategy."""
     if name in STRATEGIES:
         return ""
-    made = run(n, step_cost, name, file=file_of(name), loads=False).values
+    made = run(n, second_step, name, file=file_of(name), loads=False).values
     job = Job(tuple(p.nbytes for p in plain_model().parameters()), n)
     stated = {
         other: [{"calls": FACTS[other].calls(job), "sent": FACTS[other].sent(job, rank)} for rank in range(n)]
@@ -72,5 +54,5 @@ def cost_in_words(name: str, n: int) -> str:
 
 def _distance(made: list[dict[str, int]], stated: list[dict[str, float]]) -> float:
     """How far calls and bytes are apart, as ratios: they range from a few calls to millions of bytes."""
-    pairs = [(mine[key], its[key]) for mine, its in zip(made, stated, strict=True) for key in mine]
+    pairs = [(mine[key], its[key]) for mine, its in zip(made, stated, strict=True) for key in its]
     return sum(abs(math.log((mine + 1) / (its + 1))) for mine, its in pairs)

@@ -20,7 +20,6 @@ from torch import nn
 from cos598d.comm.ledger import Ledger
 from cos598d.sync import get_sync
 from cos598d.tools.check.driving import noted, whole_state, wrap
-from cos598d.tools.check.model import TransformerLayer
 from cos598d.tools.exam.explain import explain, mean_of
 from cos598d.tools.exam.models import gradients_of, seeded
 from cos598d.tools.exam.notes import LessonComm
@@ -72,6 +71,24 @@ SCRIPT = (
     Moment(only_a_number="the last rank"),
     Moment(uses="the first rank"),
 )
+
+
+class TransformerLayer(nn.Module):
+    """A layer of a transformer: attention, then two linear layers, each with dropout and a residual connection."""
+
+    def __init__(self, width: int, dropout: float):
+        super().__init__()
+        self.norm, self.dropout = nn.LayerNorm(width), nn.Dropout(dropout)
+        self.query, self.value = nn.Linear(width, width), nn.Linear(width, width)
+        self.key = nn.Linear(width, width, bias=False)  # softmax would cancel a bias
+        self.wide, self.narrow = nn.Linear(width, 2 * width + 1), nn.Linear(2 * width + 1, width)
+
+    def forward(self, state: torch.Tensor) -> torch.Tensor:
+        """(batch, tokens, width), for input and output."""
+        normed = self.norm(state)
+        scores = self.query(normed) @ self.key(normed).transpose(1, 2)
+        state = state + self.dropout(scores.softmax(dim=-1) @ self.value(normed))
+        return state + self.dropout(self.narrow(torch.tanh(self.wide(state))))
 
 
 class Bert(nn.Module):

@@ -59,7 +59,7 @@ def agree(world: World, right: Formula, calls: Calls, mistakes: Mapping[str, For
     names = inspect.signature(right).parameters
     given = ", ".join(f"{name}={shown(each)}" for name, each in zip(names, calls[off], strict=True))
     what = f"{function}({given}) is {shown(found[off], digits)}, expected {shown(expected[off], digits)}"
-    world.fail(f"{what}: {words}" if words else what + _same_factor(found, expected), about=function)
+    world.fail(f"{what}: {words}" if words else what, about=function)
 
 
 def is_right(
@@ -72,16 +72,6 @@ def is_right(
 def is_number(value: Any) -> bool:
     """Whether it is a finite number."""
     return type(value) in (int, float) and math.isfinite(value)
-
-
-def _same_factor(found: Sequence[Any], expected: Sequence[Any]) -> str:
-    """By which factor all results are off, if it is one, in words."""
-    if not all(map(is_number, [*found, *expected])) or not all(found) or not all(expected):
-        return ""
-    factors = [one / other for one, other in zip(found, expected, strict=True)]
-    if max(factors) - min(factors) > WITHIN * abs(factors[0]):
-        return ""
-    return f", and all others are {factors[0]:.3g} times what they should be too"
 
 
 def shown(value: Any, digits: int = 4) -> str:

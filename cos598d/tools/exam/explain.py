@@ -36,13 +36,9 @@ WORDS = {
     "largest": "rank {rank} has the largest of the ranks' gradients instead of their mean: the operation is not the "
     "sum",
     "rounded": "rank {rank}'s gradient is rounded (a relative error of {error:.0e}): sent in a shorter dtype?",
-    "smallest": "rank {rank}'s gradient is the smallest of the ranks' gradients instead of their mean: the operation "
-    "is not the sum",
-    "cut off": "rank {rank}'s gradient is cut off at {most:.3g}",
     "clipped": "the gradients were clipped to a norm of {norm:.3g} before the average: clip after it, all ranks alike",
     "mixed": "rank {rank}'s gradients are wrong: mixed with earlier steps: {new:.3g} of this step's average and "
     "{old:.3g} of the last one's",
-    "not zeroed": "the average of the step before is still in rank {rank}'s gradient: it was not zeroed",
     "of holders": "rank {rank}'s gradient is the sum divided by the number of ranks whose gradient is there and not "
     "zero: divide by n, since the others count as zero",
     "not finite": "rank {rank} has infinities or NaN instead of the average",
@@ -150,7 +146,7 @@ def _kind(
     return (
         _simple(got, mean, each, rank, holds)
         or _of_steps(got, mean, last, holds)
-        or _of_elements(got, each, holds)
+        or (("largest", {}) if holds(torch.stack(each).amax(dim=0)) else None)
         or _misplaced(found, right, names)
         or _of_ranks(got, each, norms, holds)
         or _rounded(got, mean, n, holds)
@@ -242,21 +238,7 @@ def _of_steps(got: torch.Tensor, mean: torch.Tensor, last: torch.Tensor | None, 
     weights = _weights(got, [mean, last], holds)
     if weights is None or abs(weights[1]) < 1e-3:
         return None
-    new, old = weights
-    return (
-        ("not zeroed", {}) if max(abs(new - 1), abs(old - 1)) < 1e-3 else ("mixed", {"new": round(new, 3), "old": old})
-    )
-
-
-def _of_elements(got: torch.Tensor, each: Sequence[torch.Tensor], holds: Any) -> Kind | None:
-    """Computed from the ranks' elements in another way than by a sum."""
-    every, most = torch.stack([*each]), got.abs().max()
-    if holds(every.amax(dim=0)):
-        return "largest", {}
-    if holds(every.amin(dim=0)):
-        return "smallest", {}
-    is_cut = len(got) > 2 and bool((got.abs() == most).all())
-    return ("cut off", {"most": most.item()}) if is_cut else None
+    return "mixed", {"new": round(weights[0], 3), "old": weights[1]}
 
 
 def _of_ranks(got: torch.Tensor, each: Sequence[torch.Tensor], norms: Sequence[float], holds: Any) -> Kind | None:

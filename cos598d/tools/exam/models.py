@@ -147,13 +147,12 @@ def own_gradients(seed: int, rank: int, step: int, shape: Shape, with_first_labe
 
 def plain_model(seed: int = 0) -> nn.Sequential:
     """Eight layers, 0.5 million parameters of one dtype, all of them used in every step."""
-    return seeded(seed, lambda: tanh_layers(7, 256, 251))
 
+    def made() -> nn.Sequential:
+        layers = [layer for _ in range(7) for layer in (nn.Linear(256, 256), nn.Tanh())]
+        return nn.Sequential(*layers, nn.Linear(256, 251))
 
-def tanh_layers(count: int, width: int, last: int) -> nn.Sequential:
-    """`count` layers of that width with tanh in between, and one that gives `last` numbers."""
-    layers = [layer for _ in range(count) for layer in (nn.Linear(width, width), nn.Tanh())]
-    return nn.Sequential(*layers, nn.Linear(width, last))
+    return seeded(seed, made)
 
 
 def plain_loss(module: nn.Module, rank: int, step: int) -> torch.Tensor:

@@ -8,8 +8,7 @@ from torch import nn
 from cos598d.comm.dispatcher import DispatchedCall, listening
 from cos598d.comm.ledger import Ledger
 from cos598d.errors import UserError
-from cos598d.tools.check.driving import file_of, noted, wrap
-from cos598d.tools.exam.models import plain_loss, plain_model
+from cos598d.tools.check.driving import file_of, noted, second_step, wrap
 from cos598d.tools.exam.notes import LessonComm, Trace
 from cos598d.tools.exam.ranks import Wrong, run
 from cos598d.tools.picture.steps import BASE, MOST_RANKS, Look, look_at, read_looks
@@ -19,24 +18,8 @@ ELEMENTS = 840  # divided by every number of ranks up to 8
 
 def calls_of(name: str, ranks: int) -> list[Trace]:
     """What each rank called in the second step of a small model. Raises UserError for a sync that fails."""
-    world = _run(ranks, two_steps, name)
-    return [
-        Trace(trace.calls[value:]) for trace, value in zip(world.traces, world.values, strict=True)
-    ]  # the first step makes buckets
-
-
-def two_steps(comm: LessonComm, module: Any, name: str) -> int:
-    """On a rank: two steps; where the calls of the second begin."""
-    model, ledger = plain_model(), Ledger()
-    with noted(comm, ledger) as notes:
-        wrapped = wrap(name, model, ledger, find_unused_parameters=False)
-        begun = 0
-        for step in range(2):
-            begun = notes.count
-            plain_loss(wrapped, comm.rank, step).backward()
-            model.zero_grad(set_to_none=True)
-        wrapped.detach()
-    return begun
+    world = _run(ranks, second_step, name)
+    return [Trace(trace.calls[value["begun"] :]) for trace, value in zip(world.traces, world.values, strict=True)]
 
 
 def looks_of(name: str, ranks: int) -> list[list[Look]]:

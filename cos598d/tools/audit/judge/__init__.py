@@ -109,7 +109,9 @@ def _of_ranks(books: Sequence[Book]) -> list[str]:
     missing = sorted(set(range(books[0]["world_size"])) - {book["rank"] for book in books})
     if missing:
         which = ranks_in_words(missing)
-        found.append(f"{which} wrote no results: never came, ended before a step, or ran without the audit.")
+        found.append(
+            f"{which} wrote no results: never came, ended before a step, ran without the audit or in another folder."
+        )
     found += [said for book in sorted(books, key=_is_effect) if (said := _end_of(book, books))]
     for book in books:
         if book["failed"]:

@@ -31,9 +31,6 @@ MISTAKES = (
     TopKVariant("the largest were taken with their sign: take the largest absolute values", signed=True),
     TopKVariant("what was sent is held back as well, and is sent again: set it to zero in what is held back", "all"),
     TopKVariant(
-        "what earlier steps held back is lost: hold back the rest of the gradient plus what was held back", "new"
-    ),
-    TopKVariant(
         "what arrived was subtracted from what is held back, instead of what this rank sent", "less the average"
     ),
     TopKVariant("all names share what is held back: keep it by name", by_name=False),
@@ -85,7 +82,6 @@ class Simulation:
                 "the rest": wholes[rank] - sent[rank],
                 "nothing": torch.zeros_like(wholes[rank]),
                 "all": wholes[rank],
-                "new": gradients[rank].clone().index_fill_(0, places[rank], 0),
                 "less the average": wholes[rank] - averages[rank],
                 "the result": averages[rank],
             }[way.held]

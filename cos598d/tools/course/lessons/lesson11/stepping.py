@@ -1,7 +1,7 @@
 """Lesson 11: the optimizers that a student's file is given, and what is wrong with weights after a step, in words."""
 
 import gc
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -9,24 +9,12 @@ from cos598d.tools.course.common import near
 from cos598d.tools.exam.ranks import World
 
 ADAMW = "AdamW"
+# By name: steps, and what a file is given for `make_optimizer`.
 OPTIMIZERS: dict[str, tuple[int, Callable[..., torch.optim.Optimizer]]] = {
     "SGD": (2, lambda tensors: torch.optim.SGD(tensors, lr=0.5)),
     # With a small epsilon AdamW turns rounding noise in small gradients into whole steps.
     ADAMW: (3, lambda tensors: torch.optim.AdamW(tensors, lr=0.02, eps=3e-2, weight_decay=0.1)),
 }
-
-
-class Optimizers:
-    """What a file is given for `make_optimizer`: counts what it has made."""
-
-    def __init__(self, kind: str):
-        self._make = OPTIMIZERS[kind][1]
-        self.made = 0
-
-    def __call__(self, tensors: Iterable[torch.Tensor]) -> torch.optim.Optimizer:
-        """An optimizer of torch's for these tensors."""
-        self.made += 1
-        return self._make([*tensors])
 
 
 def state_bytes() -> int:
@@ -36,9 +24,7 @@ def state_bytes() -> int:
     return sum(value.nbytes for value in kept if isinstance(value, torch.Tensor) and value.dim())
 
 
-def wrong_step(
-    before: torch.Tensor, found: torch.Tensor, right: torch.Tensor, own: Sequence[torch.Tensor], rank: int
-) -> str:
+def wrong_step(before: torch.Tensor, found: torch.Tensor, right: torch.Tensor, own: Sequence[torch.Tensor]) -> str:
     """What is wrong with flat weights after a step, in words; "" if nothing is.
 
     own: the ranks' gradients at the weights before it, flat, where a step is a multiple of a gradient; else nothing.
@@ -56,14 +42,12 @@ def wrong_step(
             return f"the last {count} of {total} weights never move: {total} is not divisible by the number of ranks"
         return f"{count} of {total} weights have not moved: each rank needs the parts that the others have stepped"
     first = int(off.nonzero()[0])
-    known = _of_gradients(moved, should, off, own, rank) if own else ""
+    known = _of_gradients(moved, should, own) if own else ""
     worst = f"weight {first} is {found[first]:.5g} and should be {right[first]:.5g}"
     return known or f"{count} of {total} weights are wrong: {worst}"
 
 
-def _of_gradients(
-    moved: torch.Tensor, should: torch.Tensor, off: torch.Tensor, own: Sequence[torch.Tensor], rank: int
-) -> str:
+def _of_gradients(moved: torch.Tensor, should: torch.Tensor, own: Sequence[torch.Tensor]) -> str:
     """Which multiple of which gradient the weights have moved by, in words; "" where it is none."""
     n = len(own)
     factor = (moved @ should / (should @ should)).item()
@@ -72,13 +56,6 @@ def _of_gradients(
         why = f": by the sum of {n} ranks' gradients, not by their average" if is_sum else ""
         return f"the weights have moved {factor:.3g} times as far as they should{why}"
     rate = (should.norm() / torch.stack([*own]).mean(dim=0).norm()).item()
-    for other, gradient in enumerate(own):
-        if near(moved[off], rate * gradient[off], 1e-3):
-            whose = "this rank's own gradient" if other == rank else f"rank {other}'s own gradient"
-            part = "the weights have" if bool(off.all()) else f"{int(off.sum())} of {len(off)} weights have"
-            return f"{part} moved by {whose}, not by the average over the ranks"
-        if near(moved[off], rate / n * gradient[off], 1e-3):
-            return f"weights have moved by rank {other}'s gradient, divided by n, and the others' were never added"
     by_one = torch.stack([(moved - rate * gradient).abs() for gradient in own]).amin(dim=0)
     if bool((by_one <= 1e-4 * moved.abs().max()).all()):
         return "each part of the weights has moved by the gradient of the rank that stepped it, not by the average"

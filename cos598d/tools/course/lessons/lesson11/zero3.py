@@ -7,7 +7,7 @@ import torch
 from torch.nn import functional
 
 from cos598d.tools.course.held import SPARE, Watched, held_bytes, settled
-from cos598d.tools.course.lessons.lesson11.stepping import ADAMW, OPTIMIZERS, Optimizers
+from cos598d.tools.course.lessons.lesson11.stepping import ADAMW, OPTIMIZERS
 
 LAYERS = ((7, 48), (48, 48), (48, 48), (48, 5))  # inputs and outputs; not all of their weights divide by 2, 3 or 4
 BATCH = 12
@@ -67,7 +67,7 @@ def whole_weights(zero: Any) -> dict[str, torch.Tensor]:
 
 def zero3_steps(comm: Any, module: Any, seed: int, kind: str) -> dict[str, Any]:
     """On a rank: after each step of a student's Zero3 all weights, and the bytes that the step sent."""
-    zero = module.Zero3(comm, start_weights(seed), Optimizers(kind))
+    zero = module.Zero3(comm, start_weights(seed), OPTIMIZERS[kind][1])
     found: dict[str, Any] = {"weights": [], "sent": []}
     for step in range(OPTIMIZERS[kind][0]):
         begun = len(comm.rows)
@@ -82,7 +82,7 @@ def zero3_memory(comm: Any, module: Any, seed: int) -> dict[str, int]:
     """On a rank: bytes of whole weights left by the constructor and by forward, and all that is held after a step."""
     before, layers = held_bytes(), start_weights(seed)
     given, whole = Watched(layers), Watched()
-    zero = module.Zero3(comm, layers, Optimizers(ADAMW))
+    zero = module.Zero3(comm, layers, OPTIMIZERS[ADAMW][1])
     del layers
     found = {"kept": settled(given.bytes_left, 0)}
 
