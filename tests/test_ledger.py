@@ -227,6 +227,19 @@ def test_rows_are_written_and_sums_are_kept(ranks):
         assert left == 0
 
 
+def _sparse_sum():
+    table = torch.sparse_coo_tensor([[dist.get_rank()]], torch.ones(1, 4), (9, 4), check_invariants=False)
+    with Ledger() as ledger:
+        ledger.begin(1)
+        dist.all_reduce(table)
+        ledger.take()
+    return [table.to_dense().sum().item(), [row.payload_bytes for row in ledger.rows]]
+
+
+def test_a_sparse_tensor_is_entered_with_the_bytes_of_its_dense_form(ranks):
+    assert ranks.run(_sparse_sum, count=2) == [[8.0, [9 * 4 * 4]]] * 2
+
+
 # The kernel
 
 WIRED = (
