@@ -80,6 +80,12 @@ def run_here(tmp_path, monkeypatch, capfd):
 
 
 @pytest.fixture
+def command(run_here):
+    """Run a command of ours in this process: command(*words) -> (exit code, output)."""
+    return lambda *words: run_here("cos598d/__main__.py", words)
+
+
+@pytest.fixture
 def start_ranks(start):
     """Start the ranks of a script in the four-shell form: start_ranks(script, n, words, by_rank, port).
 

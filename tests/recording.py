@@ -9,6 +9,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from worlds import Meeting
 
 from cos598d.measure.clock import IterationClock
 from cos598d.measure.monitor import Monitor
@@ -25,15 +26,6 @@ NUMBERS = 1 << 15  # of the gradient, 4 bytes each
 
 class Stopped(Exception):
     """The run stops here."""
-
-
-class Group:
-    """What a record needs of the ranks: every rank's value on rank 0."""
-
-    def collect(self, value):
-        found = [None] * dist.get_world_size()
-        dist.all_gather_object(found, json.loads(json.dumps(value)))
-        return found if dist.get_rank() == 0 else None
 
 
 def record_run(folder, until, at=None, stops_after=None, resumed_from=None, board=None, counts=True, files=None):
@@ -83,7 +75,7 @@ def record_run(folder, until, at=None, stops_after=None, resumed_from=None, boar
                     record.write_last()
                     record._end = lambda why: None  # a process that is killed does not say so
                     raise Stopped
-        record.finish(Group(), setting, files or {})
+        record.finish(Meeting(), setting, files or {})
 
 
 def rows_of(folder, name, rank=0):

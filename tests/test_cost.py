@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 from ranks import world
 from torch import nn
+from worlds import these_ranks
 
 from cos598d.comm.group import Ranks
 from cos598d.comm.ledger import Ledger
@@ -112,19 +113,12 @@ def adamw(parameters):
 def choice_of(candidates=None, slow=()):
     """What `auto` chooses on these ranks for the net, and what it has changed. `slow`: syncs that sleep."""
 
-    class Known(Ranks):
-        def exchange(self, value):
-            found = [None] * self.world_size
-            dist.all_gather_object(found, value)
-            return found
-
-    rank, size = dist.get_rank(), dist.get_world_size()
-    ranks = Known(rank, size, torch.device("cpu"), "gloo", ["host"] * size, Ledger())
+    ranks = these_ranks()
     torch.manual_seed(7)
     net = Net()
     before = {name: tensor.clone() for name, tensor in net.state_dict().items()}
     drawn = torch.get_rng_state()
-    words = torch.randint(0, 20_000, (8, 5), generator=torch.Generator().manual_seed(rank))
+    words = torch.randint(0, 20_000, (8, 5), generator=torch.Generator().manual_seed(ranks.rank))
     losses = [lambda model, part=part: model(part)[0] / 2 for part in words.chunk(2)]
     passes = []
 

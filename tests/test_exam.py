@@ -2,13 +2,12 @@
 engine, as every file of tests for it does."""
 
 import os
-import subprocess
-import sys
 import time
 
 import numpy as np
 import pytest
 import torch
+from programs import ROOT, children_of, is_alive, wait_until
 
 from cos598d.tools.exam.ranks import Wrong, run
 from cos598d.tools.exam.wire import pack, unpack
@@ -94,38 +93,15 @@ def test_values_are_no_pickles():
         unpack(b"\x80\x04N." * 10)
 
 
-def test_nothing_is_left_when_the_one_who_asks_is_killed(tmp_path):
-    (tmp_path / "file.py").write_text("import time\ndef work(comm):\n    print('here', flush=True); time.sleep(600)\n")
-    program = (
-        "from pathlib import Path\nfrom cos598d.tools.exam.ranks import run\nimport json, os, sys\n"
-        "import test_exam\nprint(os.getpid(), flush=True)\n"
+def test_nothing_is_left_when_the_one_who_asks_is_killed(start, tmp_path):
+    (tmp_path / "file.py").write_text("import time\ndef work(comm):\n    time.sleep(600)\n")
+    asks = (
+        "from pathlib import Path\nfrom cos598d.tools.exam.ranks import run\nimport test_exam\n"
         "run(2, test_exam.work, file=Path('file.py'), seconds=500)\n"
     )
-    path = os.pathsep.join([os.path.dirname(__file__), os.environ.get("PYTHONPATH", "")])
-    process = subprocess.Popen([sys.executable, "-c", program], cwd=tmp_path, env={**os.environ, "PYTHONPATH": path})
-    deadline = time.monotonic() + 120
-    while len(_below(process.pid)) < 4 and time.monotonic() < deadline:
-        time.sleep(0.2)
-    started = _below(process.pid)
-    assert len(started) >= 4  # the server, two ranks, and the tracker
-    process.kill()
-    process.wait()
-    while left := [pid for pid in started if _is_alive(pid)]:
-        assert time.monotonic() < deadline, left
-        time.sleep(0.2)
-
-
-def _below(pid):
-    try:
-        with open(f"/proc/{pid}/task/{pid}/children") as given:
-            return [found for child in map(int, given.read().split()) for found in (child, *_below(child))]
-    except OSError:
-        return []
-
-
-def _is_alive(pid):
-    try:
-        with open(f"/proc/{pid}/stat") as given:
-            return given.read().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
+    path = os.pathsep.join([os.path.dirname(__file__), str(ROOT)])
+    program = start("asks", ["-c", asks], {"PYTHONPATH": path})
+    wait_until(lambda: len(children_of(program.process.pid)) >= 4)  # the server, two ranks, and the tracker
+    started = children_of(program.process.pid)
+    program.stop()
+    wait_until(lambda: not any(map(is_alive, started)))

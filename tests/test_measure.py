@@ -120,11 +120,19 @@ def test_an_emulated_network_is_recorded_and_nonsense_refused(monkeypatch):
 
 
 PEAKS = {
+    ("NVIDIA H100 80GB HBM3", "bf16", False): 989.4e12,
     ("NVIDIA H100 80GB HBM3", "fp32", True): 494.7e12,
     ("NVIDIA H100 PCIe", "bf16", False): 756e12,
+    ("NVIDIA H100 PCIe", "fp32", True): 378e12,
+    ("NVIDIA A100-SXM4-40GB", "fp32", False): 19.5e12,
+    ("NVIDIA L4", "bf16", False): 121e12,
+    ("Tesla V100-SXM2-16GB", "fp16", False): 125e12,
+    ("Tesla V100-SXM2-16GB", "bf16", False): None,
+    ("Tesla T4", "fp32", True): 8.1e12,
     ("Tesla T4", "fp16", False): 65e12,
     ("Tesla T4", "bf16", False): None,  # it has no such units
     ("NVIDIA A1000", "bf16", False): None,
+    ("A GPU of 2030", "fp32", False): None,
 }
 
 

@@ -1,7 +1,5 @@
 """`picture`: the lanes of a sync's step and a ring's messages, step by step, from real ranks."""
 
-import subprocess
-import sys
 from xml.etree import ElementTree
 
 import pytest
@@ -9,14 +7,8 @@ import pytest
 SVG = "{http://www.w3.org/2000/svg}"
 
 
-def picture(folder, *words):
-    command = [sys.executable, "-m", "cos598d", "picture", *words]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
-    return done.returncode, done.stdout + done.stderr
-
-
-def test_the_ring_step_by_step(tmp_path):
-    code, text = picture(tmp_path, "--sync", "ring", "--world_size", "3", "-o", "ring.svg")
+def test_the_ring_step_by_step(command, tmp_path):
+    code, text = command("picture", "--sync", "ring", "--world_size", "3", "-o", "ring.svg")
     assert code == 0, text
     # 2(n-1) steps, in each of which every rank sends a third of 840 elements to its neighbour.
     steps = [line for line in text.splitlines() if line.startswith("Step ")]
@@ -30,8 +22,8 @@ def test_the_ring_step_by_step(tmp_path):
     assert titles == {"rank 0 to rank 1", "rank 1 to rank 2", "rank 2 to rank 0"}
 
 
-def test_lanes_of_a_sync_without_messages(tmp_path):
-    code, text = picture(tmp_path, "--sync", "flat", "--world_size", "2", "-o", "flat.svg")
+def test_lanes_of_a_sync_without_messages(command, tmp_path):
+    code, text = command("picture", "--sync", "flat", "--world_size", "2", "-o", "flat.svg")
     assert code == 0, text
     assert "message by message" not in text
     drawing = ElementTree.parse(tmp_path / "flat.svg").getroot()
@@ -44,7 +36,7 @@ def test_lanes_of_a_sync_without_messages(tmp_path):
     ("words", "says"),
     [(["--sync", "nosuch"], "unknown sync nosuch"), (["--sync", "ring", "--world_size", "1"], "--world_size 1")],
 )
-def test_what_cannot_be_drawn_is_refused(tmp_path, words, says):
-    code, text = picture(tmp_path, *words)
+def test_what_cannot_be_drawn_is_refused(command, words, says):
+    code, text = command("picture", *words)
     assert code == 2
     assert says in text

@@ -3,7 +3,10 @@
 From any sync on any number of ranks to any other: the losses of one process. On equal ranks: the same bits.
 """
 
+from pathlib import Path
+
 import pytest
+import torch.distributed as dist
 from ranks import world
 from training_cases import STEPS, damage, train
 
@@ -86,14 +89,21 @@ def test_the_loss_scale_of_fp16_is_resumed(ranks, tmp_path, sync):
 
 def _assert_same_bits(ranks, tmp_path, sync, options, precision):
     words = {"dropout": 0.3, "options": options, "precision": precision}
+    for whole, rest in ranks.run(_interrupted, sync, str(tmp_path), words, count=2):
+        assert rest["losses"] == whole["losses"][HALF:]
+        assert rest["digest"] == whole["digest"]
+
+
+def _interrupted(sync, folder, words):
+    """A whole training, and the second half of one that ended after the first."""
+    whole, part = f"{folder}/whole", f"{folder}/part"
     # Both save at the same step, because some syncs average their weights for that.
-    whole = run(ranks, 2, sync, folder=str(tmp_path / "whole"), save_at=(HALF,), **words)
-    run(ranks, 2, sync, folder=str(tmp_path / "part"), save_at=(HALF,), steps=HALF, **words)
-    damage(tmp_path / "part", HALF + 1)  # the newest that can be read counts
-    rest = run(ranks, 2, sync, folder=str(tmp_path / "part"), **words)
-    for uninterrupted, resumed in zip(whole, rest, strict=True):
-        assert resumed["losses"] == uninterrupted["losses"][HALF:]
-        assert resumed["digest"] == uninterrupted["digest"]
+    found = [train(sync, folder=whole, save_at=(HALF,), **words)]
+    train(sync, folder=part, save_at=(HALF,), steps=HALF, **words)
+    if dist.get_rank() == 0:
+        damage(Path(part), HALF + 1)  # the newest that can be read counts
+    dist.barrier()
+    return [*found, train(sync, folder=part, **words)]
 
 
 def test_other_dropout_is_drawn_on_other_ranks(ranks, tmp_path):

@@ -9,8 +9,9 @@ from cos598d.commands.cli import main
 
 LONG = ["--max_seq_length", "96", "--doc_stride", "48", "--threads", "1", "--model_name_or_path", "tiny"]
 SHORT = (*LONG, "--max_train_examples", "40", "--max_eval_examples", "20", "--total_train_batch_size", "8")
-# A task's script, and on how many ranks it runs.
-TASKS = {"task2a": 2, "task2b": 3, "task3": 4}
+# A task's script, its ranks, and what each of them sends for a gradient of S bytes: (n-1) S from rank 0 of gather and
+# scatter and S from the others; 2(n-1)/n S for an all-reduce.
+TASKS = {"task2a": (3, [2, 1, 1]), "task2b": (3, [4 / 3] * 3), "task3": (4, [3 / 2] * 4)}
 
 
 def run(folder, name, words, ranks=1):
@@ -46,10 +47,13 @@ def assert_same(found, alone, ranks):
 
 
 @pytest.mark.parametrize("task", TASKS)
-def test_every_task_has_the_losses_of_task_1(alone, tmp_path, task):
-    found = run(tmp_path, task, words_of(task), TASKS[task])
+def test_every_task_has_the_losses_of_task_1_and_sends_what_its_formula_says(alone, tmp_path, task):
+    ranks, shares = TASKS[task]
+    found = run(tmp_path, task, words_of(task), ranks)
     assert len(alone["losses"]) == 5  # of 16 examples, the last of 6
-    assert_same(found, alone, TASKS[task])
+    assert_same(found, alone, ranks)
+    size = 4 * found["parameters"]
+    assert found["bytes_sent_per_iteration"] == pytest.approx([share * size for share in shares], abs=200)
 
 
 def test_task_2b_in_four_shells(alone, tmp_path):
@@ -63,29 +67,20 @@ def test_task_2b_in_four_shells(alone, tmp_path):
     assert_same(summary_of(tmp_path / "shells"), alone, 4)
 
 
-def test_bytes_are_those_of_the_formulas(tmp_path):
-    """2(n-1)/n S for an all-reduce; (n-1) S from rank 0 of gather and scatter, and S from the others."""
-    words = [*TINY, "--do_train", "--max_steps", "4", "--no_save_model"]
-    found = {task: run(tmp_path, task, [script(f"{task}/run_glue.py"), *words], 3) for task in ("task2a", "task2b")}
-    size = 4 * found["task2a"]["parameters"]
-    assert found["task2a"]["bytes_sent_per_iteration"] == [2 * size, size, size]
-    assert found["task2b"]["bytes_sent_per_iteration"] == pytest.approx([4 / 3 * size] * 3, abs=200)
-
-
 def test_squad_has_the_losses_of_one_process(tmp_path):
     right, found = (
-        run(tmp_path, task, [script(f"{task}/run_squad.py"), *SHORT, "--max_steps", "20"], ranks)
+        run(tmp_path, task, [script(f"{task}/run_squad.py"), *SHORT, "--max_steps", "8"], ranks)
         for task, ranks in (("task1", 1), ("task3", 2))
     )
-    assert len(right["losses"]) == 20
+    assert len(right["losses"]) == 8
     assert found["losses"] == pytest.approx(right["losses"], abs=1e-5)
     assert found["epochs"][-1]["f1"] == right["epochs"][-1]["f1"]
 
 
-def test_images_and_accumulation_under_zero3_and_checked_replicas(tmp_path):
+def test_images_that_change_and_accumulation_under_zero3_and_checked_replicas(tmp_path):
     words = ["-m", "cos598d", "train", "--task_name", "digits", "--model_type", "vit", "--threads", "1"]
     words += ["--total_train_batch_size", "24", "--gradient_accumulation_steps", "2", "--max_steps", "4"]
-    words += ["--max_train_examples", "96", "--max_eval_examples", "24", "--check_replicas", "2"]
+    words += ["--max_train_examples", "96", "--max_eval_examples", "24", "--check_replicas", "2", "--augment"]
     right = run(tmp_path, "one", [*words, "--sync", "none"])
     found = run(tmp_path, "three", [*words, "--sync", "zero3"], 3)
     assert found["losses"] == pytest.approx(right["losses"], abs=1e-6)

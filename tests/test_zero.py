@@ -5,7 +5,8 @@ from unittest.mock import patch
 
 import pytest
 import torch
-from ranks import on_ranks
+import torch.distributed as dist
+from ranks import world
 from sync_cases import SHARDED, SINGLE, adamw, make_model, options_of, sgd, train, weights_of
 
 from cos598d.comm.ledger import Ledger
@@ -19,6 +20,15 @@ WAYS = {
     "bf16": ({"precision": torch.bfloat16}, 5e-3),
     "fp16": ({"precision": torch.float16}, 5e-3),
 }
+# Each way on one number of ranks; on the others it is long.
+EACH_RUN = [("adamw", 4), ("bf16", 3), ("fp16", 2)]
+EACH_RUN += [
+    pytest.param(way, ranks, marks=pytest.mark.long)
+    for way in WAYS
+    for ranks in (2, 3, 4)
+    if (way, ranks) not in EACH_RUN
+]
+LATE = ("zero1", "sparse_zero1")  # with gather_in_forward
 
 
 def _without_last_part(right):
@@ -72,12 +82,12 @@ def one_process(make=sgd, **how):
     return weights_of(model)
 
 
-def trained(rank, sync, make=sgd, options=None, **how):
+def trained(sync, make=sgd, options=None, **how):
     """The weights after four steps, and the bytes of gradients and weights that this rank sent in the last one."""
     ledger = Ledger()
     with ledger:
         model, optimizer = parallelize(
-            make_model(SINGLE, seed=rank), make, sync, ledger=ledger, **options_of(sync, **options or {})
+            make_model(SINGLE, seed=dist.get_rank()), make, sync, ledger=ledger, **options_of(sync, **options or {})
         )
         train(model, optimizer, range(3), **how)
         ledger.begin(1)
@@ -89,56 +99,66 @@ def trained(rank, sync, make=sgd, options=None, **how):
     return found
 
 
-def matrix(rank, ranks):
-    """Every sync in every way, on so many ranks."""
-    found = {sync: trained(rank, sync, micro_batches=3) for sync in SHARDED}
-    for sync in SHARDED:
-        for way, (how, _) in WAYS.items():
-            found[f"{sync}, {way}"] = trained(rank, sync, adamw if way == "adamw" else sgd, **how)
-    for sync in ("zero1", "sparse_zero1"):
-        found[f"{sync}, gather_in_forward"] = trained(rank, sync, options={"gather_in_forward": True}, micro_batches=3)
-    if ranks == 3:
-        for name, (where, word, change) in MUTANTS.items():
-            with patch.object(where, word, change(getattr(where, word))):
-                found[name] = trained(rank, "zero1", micro_batches=2, clip=CLIP.get(name, 0.0))
-    found["held"] = {sync: held_by(rank, sync) for sync in ("bucketed", *SHARDED)}
-    return found
+def in_micro_batches():
+    return {sync: trained(sync, micro_batches=3) for sync in SHARDED}
 
 
-def held_by(rank, sync):
-    """Bytes just before a step, by category."""
-    model, optimizer = parallelize(make_model(SINGLE, seed=rank), adamw, sync, **options_of(sync))
+def gathered_in_forward():
+    return {sync: trained(sync, options={"gather_in_forward": True}, micro_batches=3) for sync in LATE}
+
+
+def in_way(way):
+    how, make = WAYS[way][0], adamw if way == "adamw" else sgd
+    return {sync: trained(sync, make, **how) for sync in SHARDED}
+
+
+def mutated():
     found = {}
-    train(model, optimizer, range(2), each=lambda: found.update(held(model)))
-    model.detach()
+    for name, (where, word, change) in MUTANTS.items():
+        with patch.object(where, word, change(getattr(where, word))):
+            found[name] = trained("zero1", micro_batches=2, clip=CLIP.get(name, 0.0))
     return found
 
 
-@functools.cache
-def found_on(ranks):
-    return on_ranks(ranks, matrix)
+def held_by():
+    """Bytes just before a step, by sync and category."""
+    found = {}
+    for sync in ("bucketed", *SHARDED):
+        model, optimizer = parallelize(make_model(SINGLE, seed=dist.get_rank()), adamw, sync, **options_of(sync))
+        train(model, optimizer, range(2), each=lambda sync=sync, model=model: found.update({sync: held(model)}))
+        model.detach()
+    return found
 
 
-@pytest.mark.parametrize("ranks", [2, 3, 4])
-@pytest.mark.parametrize("sync", SHARDED)
-def test_n_ranks_compute_what_one_process_computes(sync, ranks):
-    """Every rank has the same bits. Weights that travel in the next forward have them, too."""
-    found = found_on(ranks)
-    for way, (how, within) in WAYS.items():
-        weights = one_process(adamw if way == "adamw" else sgd, **how)
-        ours = [of_rank[f"{sync}, {way}"]["weights"] for of_rank in found]
-        assert (ours[0] - weights).abs().max() < within, way
-        assert all(torch.equal(one, ours[0]) for one in ours), way
-    late = f"{sync}, gather_in_forward"
-    assert all(torch.equal(one[late]["weights"], one[sync]["weights"]) for one in found if late in one)
+@pytest.fixture(scope="module")
+def found_on():
+    """found_on(ranks, function, ...) -> what it returns on each of so many ranks, once."""
+    with world(4) as started:
+        yield functools.cache(lambda ranks, function, *words: started.run(function, *words, count=ranks))
+
+
+@pytest.mark.parametrize(("way", "ranks"), EACH_RUN)
+def test_n_ranks_compute_what_one_process_computes(found_on, way, ranks):
+    """Every rank has the same bits."""
+    how, within = WAYS[way]
+    weights = one_process(adamw if way == "adamw" else sgd, **how)
+    for sync in SHARDED:
+        ours = [of_rank[sync]["weights"] for of_rank in found_on(ranks, in_way, way)]
+        assert (ours[0] - weights).abs().max() < within, sync
+        assert all(torch.equal(one, ours[0]) for one in ours), sync
+
+
+def test_weights_that_travel_in_the_next_forward_are_the_same(found_on):
+    for late, right in zip(found_on(3, gathered_in_forward), found_on(3, in_micro_batches), strict=True):
+        assert all(torch.equal(late[sync]["weights"], right[sync]["weights"]) for sync in LATE)
 
 
 def bytes_of(parameters):
     return sum(p.numel() * p.element_size() for p in parameters)
 
 
-@pytest.mark.parametrize("ranks", [2, 3, 4])
-def test_bytes_are_the_textbooks(ranks):
+@pytest.mark.parametrize("ranks", [3, 4, pytest.param(2, marks=pytest.mark.long)])
+def test_bytes_are_the_textbooks(found_on, ranks):
     """(n-1)/n S for each reduce-scatter and each all-gather, padding apart."""
     net = make_model(SINGLE)
     size = bytes_of(p for p in net.parameters() if p.requires_grad)
@@ -151,19 +171,18 @@ def test_bytes_are_the_textbooks(ranks):
         "zero3": micro * part * (3 * size - table - tied - bytes_of([net.scale, *net.never.parameters()])),
         "shared_weights": 0,
     }
-    for of_rank in found_on(ranks):
+    for of_rank in found_on(ranks, in_micro_batches):
         for sync, sent in expected.items():
             assert of_rank[sync]["sent"] == pytest.approx(sent, rel=0.01), sync
         rows = of_rank["sparse_zero1"]["sent"] - 2 * part * (size - table)
         assert 0 < rows < 30 * (8 * 4 + 8) * (ranks - 1)  # at most the rows of its own batch, to every other rank
 
 
-def test_memory_falls_as_the_stage_says():
+def test_memory_falls_as_the_stage_says(found_on):
     net, ranks = make_model(SINGLE), 4
     size = bytes_of(p for p in net.parameters() if p.requires_grad and p is not net.empty)
     fixed = bytes_of(net.frozen.parameters())
-    for of_rank in found_on(ranks):
-        found = of_rank["held"]
+    for found in found_on(ranks, held_by):
         for sync in ("zero1", "zero2", "zero3", "shared_weights"):
             assert found[sync]["optimizer"] == pytest.approx(found["bucketed"]["optimizer"] / ranks, rel=0.05), sync
         assert found["zero1"]["gradients"] == pytest.approx(size, rel=0.05)
@@ -174,7 +193,7 @@ def test_memory_falls_as_the_stage_says():
 
 
 @pytest.mark.parametrize("mutant", MUTANTS)
-def test_a_wrong_zero_is_caught(mutant):
+def test_a_wrong_zero_is_caught(found_on, mutant):
     """Each planted fault changes the weights by far more than the parity test accepts."""
     weights = one_process(micro_batches=2, clip=CLIP.get(mutant, 0.0))
-    assert max((of_rank[mutant]["weights"] - weights).abs().max() for of_rank in found_on(3)) > 1e-4
+    assert max((of_rank[mutant]["weights"] - weights).abs().max() for of_rank in found_on(3, mutated)) > 1e-4

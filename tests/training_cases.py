@@ -1,20 +1,18 @@
 """A training with everything that a checkpoint has to keep, in one process or on ranks of `ranks.world`."""
 
 import hashlib
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-import torch.distributed as dist
 from torch import nn
+from worlds import these_ranks
 
 from cos598d.checkpoints.folder import Found, newest, place_of
 from cos598d.checkpoints.saving import Checkpoints
 from cos598d.checkpoints.stopping import Best
-from cos598d.comm.group import Ranks
 from cos598d.data.sampler import micro_batches
 from cos598d.loop import step
 from cos598d.optimizers import OPTIMIZERS, OptimizerFlags, make_optimizer
@@ -25,27 +23,6 @@ from cos598d.sync import get_sync
 
 STEPS, EXAMPLES = 6, 12
 SEED = 5
-
-
-class Meeting:
-    """What `Ranks` needs of the ranks that met, over the group of `ranks.world`."""
-
-    seconds = 60.0
-
-    def exchange(self, value: Any) -> list[Any]:
-        found: list[Any] = [None] * dist.get_world_size()
-        dist.all_gather_object(found, json.loads(json.dumps(value)))
-        return found
-
-    def collect(self, value: Any) -> list[Any] | None:
-        found = self.exchange(value)
-        return found if dist.get_rank() == 0 else None
-
-
-def these_ranks() -> Ranks:
-    """The ranks of the group that is open."""
-    world_size = dist.get_world_size()
-    return Ranks(dist.get_rank(), world_size, torch.device("cpu"), "gloo", [0] * world_size, meeting=Meeting())
 
 
 class Small(nn.Module):

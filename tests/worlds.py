@@ -1,12 +1,34 @@
 """Real ranks for tests whose function takes the run's `Ranks`. Others take tests/ranks.py."""
 
+import json
+from typing import Any
+
 import torch
 import torch.distributed as dist
 from ranks import GROUP_SECONDS, on_ranks
 
 from cos598d.comm.group import Ranks
-from cos598d.world.identity import Identity
-from cos598d.world.meeting import Meeting
+
+
+class Meeting:
+    """What `Ranks` needs of the ranks that met, over the group that is open."""
+
+    seconds = 60.0
+
+    def exchange(self, value: Any) -> list[Any]:
+        found: list[Any] = [None] * dist.get_world_size()
+        dist.all_gather_object(found, json.loads(json.dumps(value)))
+        return found
+
+    def collect(self, value: Any) -> list[Any] | None:
+        found = self.exchange(value)
+        return found if dist.get_rank() == 0 else None
+
+
+def these_ranks() -> Ranks:
+    """The ranks of the group that is open."""
+    world_size = dist.get_world_size()
+    return Ranks(dist.get_rank(), world_size, torch.device("cpu"), "gloo", ["here"] * world_size, meeting=Meeting())
 
 
 def run_ranks(world_size, function, *arguments, seconds=GROUP_SECONDS):
@@ -15,6 +37,4 @@ def run_ranks(world_size, function, *arguments, seconds=GROUP_SECONDS):
 
 
 def _with_ranks(rank, world_size, function, *arguments):
-    store, hosts = dist.distributed_c10d._get_default_store(), ["here"] * world_size
-    meeting = Meeting(Identity(rank, world_size), store, hosts, seconds=60) if world_size > 1 else None
-    return function(Ranks(rank, world_size, torch.device("cpu"), "gloo", hosts, meeting=meeting), *arguments)
+    return function(these_ranks(), *arguments)
