@@ -93,10 +93,9 @@ def test_nothing_of_a_submission_is_left(klass):
         assert str(klass[0]) not in where, words
 
 
-def test_one_submission_has_a_result_per_test(tmp_path):
+def test_one_submission_has_a_result_per_test(command, tmp_path):
     (tmp_path / "lesson3.py").write_text(SUM)
-    words = ("grade", "lesson3.py", "--assignment", "lesson3", "--gradescope", "results.json")
-    code, text = cos598d(tmp_path, *words)
+    code, text = command("grade", "lesson3.py", "--assignment", "lesson3", "--gradescope", "results.json")
     assert code == 1, text
     results = json.loads((tmp_path / "results.json").read_text())
     assert [(test["name"], test["score"], test["max_score"], test["status"]) for test in results["tests"]] == [
@@ -108,9 +107,9 @@ def test_one_submission_has_a_result_per_test(tmp_path):
     assert "is the sum over 2 ranks" in results["output"]
 
 
-def test_the_zip_has_the_assignment_and_no_answers(tmp_path):
+def test_the_zip_has_the_assignment_and_no_answers(command, tmp_path):
     (tmp_path / "lab.toml").write_text('tests = "lesson5"\n')
-    code, text = cos598d(tmp_path, "autograder", "--assignment", "lab.toml")
+    code, text = command("autograder", "--assignment", "lab.toml")
     assert code == 0, text
     with zipfile.ZipFile(io.BytesIO((tmp_path / "autograder.zip").read_bytes())) as archive:
         names = archive.namelist()
@@ -130,9 +129,9 @@ def test_the_zip_has_the_assignment_and_no_answers(tmp_path):
         ("tests =", "is no assignment"),
     ],
 )
-def test_an_assignment_that_cannot_work_is_refused(tmp_path, toml, says):
+def test_an_assignment_that_cannot_work_is_refused(command, tmp_path, toml, says):
     (tmp_path / "lab.toml").write_text(toml)
     (tmp_path / "class").mkdir()
-    code, text = cos598d(tmp_path, "grade", "class", "--assignment", "lab.toml", "--csv", "grades.csv")
+    code, text = command("grade", "class", "--assignment", "lab.toml", "--csv", "grades.csv")
     assert code == 2
     assert says in text

@@ -2,8 +2,6 @@
 lessons' own tests (tests/lesson_run.py), so that one server of ranks serves all files."""
 
 import importlib
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -35,29 +33,22 @@ def test_right_files_pass(number):
     assert accused == {}
 
 
-def learn(folder, *words):
-    """The exit code and the output of `cos598d learn` in a folder."""
-    command = [sys.executable, "-m", "cos598d", "learn", *words]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
-    return done.returncode, done.stdout + done.stderr
-
-
-def test_a_lesson_from_its_page_to_done(tmp_path):
-    code, text = learn(tmp_path, "3")
+def test_a_lesson_from_its_page_to_done(command, tmp_path):
+    code, text = command("learn", "3")
     assert code == 0
     assert "wrote lesson3.py: fill it in." in text
-    code, text = learn(tmp_path, "3", "--check")
+    code, text = command("learn", "3", "--check")
     assert code == 1
     assert "this blank is still to be filled in" in text
-    assert "Hint 1 of 3" in learn(tmp_path, "3", "--hint")[1]
-    assert "Hint 2 of 3" in learn(tmp_path, "3", "--hint")[1]
+    assert "Hint 1 of 3" in command("learn", "3", "--hint")[1]
+    assert "Hint 2 of 3" in command("learn", "3", "--hint")[1]
     file = tmp_path / "lesson3.py"
     file.write_text(get_lesson(3).answer())
-    code, text = learn(tmp_path, "3", "--check", "--results", "results.json")
+    code, text = command("learn", "3", "--check", "--results", "results.json")
     assert code == 0, text
     assert "lesson3.py passes all tests of lesson 3." in text
     assert "one_ring_each" in (tmp_path / "results.json").read_text()
-    rows = [line for line in learn(tmp_path)[1].splitlines() if "done" in line]
+    rows = [line for line in command("learn")[1].splitlines() if "done" in line]
     assert len(rows) == 1
 
 
@@ -71,9 +62,9 @@ def test_a_lesson_from_its_page_to_done(tmp_path):
         (["3", "--hint", "9"], "--hint 9 does not exist"),
     ],
 )
-def test_what_cannot_work_is_refused_in_a_sentence(tmp_path, words, says):
+def test_what_cannot_work_is_refused_in_a_sentence(command, tmp_path, words, says):
     (tmp_path / "lesson4.py").write_text(get_lesson(4).answer())
-    code, text = learn(tmp_path, *words)
+    code, text = command("learn", *words)
     assert code == 2
     assert says in text
 
