@@ -93,9 +93,10 @@ def test_nothing_of_a_submission_is_left(klass):
         assert str(klass[0]) not in where, words
 
 
-def test_one_submission_has_a_result_per_test(command, tmp_path):
+def test_one_submission_has_a_result_per_test(tmp_path):
     (tmp_path / "lesson3.py").write_text(SUM)
-    code, text = command("grade", "lesson3.py", "--assignment", "lesson3", "--gradescope", "results.json")
+    words = ("grade", "lesson3.py", "--assignment", "lesson3", "--gradescope", "results.json")
+    code, text = cos598d(tmp_path, *words)
     assert code == 1, text
     results = json.loads((tmp_path / "results.json").read_text())
     assert [(test["name"], test["score"], test["max_score"], test["status"]) for test in results["tests"]] == [
