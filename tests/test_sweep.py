@@ -14,8 +14,8 @@ from cos598d.tools.sweeps.plan import check_launch, command, plan, presets, read
 from cos598d.tools.sweeps.results import results_words
 
 DIGITS = ["--task_name", "digits", "--max_train_examples", "32", "--max_eval_examples", "20", "--do_train", "--do_eval"]
-# 60 epochs of 3 iterations: a run that is still under way when a test stops it.
-LONG = [*TINY, "--do_train", "--max_train_examples", "48", "--num_train_epochs", "60", "--log_every", "1"]
+# 30 epochs of 3 iterations: a run that is still under way when a test stops it.
+LONG = [*TINY, "--do_train", "--max_train_examples", "48", "--num_train_epochs", "30", "--log_every", "1"]
 
 
 @pytest.fixture
@@ -252,7 +252,7 @@ def test_a_stopped_or_killed_sweep_ends_its_runs_and_goes_on(sweep, tmp_path, nu
     assert second.wait() == 0, second.text
     assert "resumes after iteration" in log.read_text()
     summary = read(tmp_path / "sweep" / "setup1x2" / "summary.json")
-    assert summary["iterations"] == 180
+    assert summary["iterations"] == 90
     assert len(summary["attempts"]) == 2
 
 
