@@ -159,6 +159,8 @@ def finished(folder, name, ranks, wall_seconds, **changes):
         | {"training": {"examples": 80, "wall_seconds": wall_seconds}}
         for number in (1, 2)
     ]
+    cut = {"is_cut": True, "training": {"examples": 16, "wall_seconds": 0.01}}  # it is no epoch's time
+    summary["epochs"].append(summary["epochs"][-1] | {"epoch": 3} | cut)
     (place / "summary.json").write_text(json.dumps(summary))
 
 
@@ -178,6 +180,13 @@ def test_a_speed_up_that_is_more_than_there_is_to_gain_is_not_printed(tmp_path):
     assert "14.69" not in cells(text, "speed-up").values()
     assert "disturbed" in text
     assert text.startswith("warning: a speed-up is more than there is to gain")
+
+
+def test_bytes_that_no_ledger_has_are_not_known(tmp_path):
+    runs = plan({}, read_grid(["setup=1x1,1x2"]), {"do_train": True})
+    for name, source in (("setup1x1", "ledger"), ("setup1x2", "counters")):
+        finished(tmp_path, name, 2, 1.0, summary={"bytes_from": source})
+    assert cells(results_words(runs, tmp_path), "sent MB/it") == {"1x1": "2", "1x2": "-"}
 
 
 def test_repeats_share_a_row_with_their_range(tmp_path):
