@@ -10,7 +10,7 @@ from programs import ROOT, TINY, children_of, is_alive, wait_until
 from report_records import write_run
 
 from cos598d.errors import UsageError
-from cos598d.tools.sweeps.plan import check_launch, command, plan, presets, read_grid
+from cos598d.tools.sweeps.plan import SETUP, check_launch, command, plan, presets, read_grid
 from cos598d.tools.sweeps.results import results_words
 
 DIGITS = ["--task_name", "digits", "--max_train_examples", "32", "--max_eval_examples", "20", "--do_train", "--do_eval"]
@@ -55,6 +55,7 @@ def test_a_preset_has_its_runs(preset, names, ranks):
     runs = plan(presets()[preset], {}, {"model_name_or_path": "tiny"}, world_size=3)
     assert [one.name for one in runs] == names
     assert [one.world_size for one in runs] == ranks
+    assert not any("N" in one.varies[SETUP] for one in runs), "the table shows the ranks"
     assert {one.flags["label"] for one in runs} == set(names)
     assert all(one.flags["model_name_or_path"] == "tiny" and not one.flags["save_model"] for one in runs)
 
