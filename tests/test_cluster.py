@@ -18,7 +18,7 @@ from cos598d.commands.cli import main
 from cos598d.errors import UserError
 from cos598d.records.quantities import delay_words, parse_delay, parse_rate, rate_words
 from cos598d.tools.cluster import network
-from cos598d.tools.cluster.hosts import describe
+from cos598d.tools.cluster.hosts import FOLDER, describe
 from cos598d.tools.cluster.plan import Cluster
 
 try:
@@ -147,6 +147,7 @@ def test_however_a_run_ends_nothing_of_it_is_left(cluster, done, name, number):
             assert time.monotonic() < deadline
             time.sleep(0.05)
         assert "is up. Make one with" in done(1, "cut", "1")
+        assert not list(FOLDER.glob(f"{name}*"))
         assert name in subprocess.run(("ip", "netns", "list"), capture_output=True, text=True, check=True).stdout
     finally:
         subprocess.run(("ip", "netns", "delete", name), check=True)

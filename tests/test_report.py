@@ -230,7 +230,8 @@ def test_a_sweep_has_a_figure_of_what_its_setting_changes(axis, values, tmp_path
 
 
 def test_names_stay_text_and_figures_are_xml(tmp_path):
-    folders = [write_run(tmp_path / EVIL), write_run(tmp_path / "b", sync=EVIL, summary={"data": EVIL})]
+    odd = {"epochs": [{"epoch": 1, "loss": 0.5, EVIL: 0.5}]}  # a metric
+    folders = [write_run(tmp_path / EVIL), write_run(tmp_path / "b", sync=EVIL, summary={"data": EVIL} | odd)]
     rows = read(folders[0] / "communication.rank0.jsonl")
     write_rows(folders[0] / "communication.rank0.jsonl", [row | {"tensor": EVIL} for row in rows])
     text = report(tmp_path / "page.html", *folders)

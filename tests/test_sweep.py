@@ -10,7 +10,7 @@ from programs import ROOT, TINY, children_of, is_alive, wait_until
 from report_records import write_run
 
 from cos598d.errors import UsageError
-from cos598d.tools.sweeps.plan import check_launch, command, plan, presets, read_grid
+from cos598d.tools.sweeps.plan import SETUP, check_launch, command, plan, presets, read_grid
 from cos598d.tools.sweeps.results import results_words
 
 DIGITS = ["--task_name", "digits", "--max_train_examples", "32", "--max_eval_examples", "20", "--do_train", "--do_eval"]
@@ -55,6 +55,7 @@ def test_a_preset_has_its_runs(preset, names, ranks):
     runs = plan(presets()[preset], {}, {"model_name_or_path": "tiny"}, world_size=3)
     assert [one.name for one in runs] == names
     assert [one.world_size for one in runs] == ranks
+    assert not any("N" in one.varies[SETUP] for one in runs), "the table shows the ranks"
     assert {one.flags["label"] for one in runs} == set(names)
     assert all(one.flags["model_name_or_path"] == "tiny" and not one.flags["save_model"] for one in runs)
 
@@ -159,6 +160,8 @@ def finished(folder, name, ranks, wall_seconds, **changes):
         | {"training": {"examples": 80, "wall_seconds": wall_seconds}}
         for number in (1, 2)
     ]
+    cut = {"is_cut": True, "training": {"examples": 16, "wall_seconds": 0.01}}  # it is no epoch's time
+    summary["epochs"].append(summary["epochs"][-1] | {"epoch": 3} | cut)
     (place / "summary.json").write_text(json.dumps(summary))
 
 
@@ -178,6 +181,13 @@ def test_a_speed_up_that_is_more_than_there_is_to_gain_is_not_printed(tmp_path):
     assert "14.69" not in cells(text, "speed-up").values()
     assert "disturbed" in text
     assert text.startswith("warning: a speed-up is more than there is to gain")
+
+
+def test_bytes_that_no_ledger_has_are_not_known(tmp_path):
+    runs = plan({}, read_grid(["setup=1x1,1x2"]), {"do_train": True})
+    for name, source in (("setup1x1", "ledger"), ("setup1x2", "counters")):
+        finished(tmp_path, name, 2, 1.0, summary={"bytes_from": source})
+    assert cells(results_words(runs, tmp_path), "sent MB/it") == {"1x1": "2", "1x2": "-"}
 
 
 def test_repeats_share_a_row_with_their_range(tmp_path):

@@ -120,8 +120,9 @@ def _filled(word: str, host: int, variables: Mapping[str, str]) -> str:
 OWN_SWITCH = (
     "this kernel has no netem: a program of ours carries the packets with that delay, and takes processor time for it"
 )
-# Waits until its input ends, as it does with the process that holds the other end, and then ends all on these hosts.
-GUARD = 'read -r _; for space in "$@"; do ip netns pids "$space" | xargs -r kill -9; done'
+# Waits until its input ends, as it does with the process that holds the other end. Then it removes the two files of the
+# cluster, and ends all on its hosts.
+GUARD = 'read -r _; rm -f "$1" "$2"; shift 2; for space in "$@"; do ip netns pids "$space" | xargs -r kill -9; done'
 
 
 @contextlib.contextmanager
@@ -141,8 +142,8 @@ def live_cluster(cluster: Cluster, show: bool = False) -> Iterator[Cluster]:
     with held, exits_on_sigterm():
         network = Network(cluster, show)
         network.build()
-        spaces = [*map(namespace, cluster.numbers), SWITCH]
-        guard = subprocess.Popen(["sh", "-c", GUARD, "sh", *spaces], stdin=subprocess.PIPE, start_new_session=True)
+        words = [str(place), lock.lock_file, *map(namespace, cluster.numbers), SWITCH]
+        guard = subprocess.Popen(["sh", "-c", GUARD, "sh", *words], stdin=subprocess.PIPE, start_new_session=True)
         try:
             if network.needs_own_switch:
                 start_switch(cluster)
@@ -151,8 +152,6 @@ def live_cluster(cluster: Cluster, show: bool = False) -> Iterator[Cluster]:
             yield cluster
         finally:
             guard.communicate()
-            for file in (place, Path(lock.lock_file)):
-                file.unlink(missing_ok=True)
 
 
 def _place(name: str) -> tuple[Path, filelock.FileLock]:
@@ -184,6 +183,7 @@ def find(name: str) -> tuple[Cluster, list[str]]:
     place, lock = _place(Cluster(name=name).name)
     try:
         with lock:
+            Path(lock.lock_file).unlink()
             raise UserError(f"no cluster named {name} is up. Make one with `cos598d cluster up --name {name}`.")
     except filelock.Timeout:
         found = read(place, dict)

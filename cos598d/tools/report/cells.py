@@ -72,7 +72,7 @@ def texts(rows: Rows, columns: Sequence[str] | None = None) -> list[list[str]]:
     """A head and a row of text for each row; without columns of which nothing is known."""
     columns = columns or list(dict.fromkeys(name for row in rows for name in row))
     used = [name for name in columns if any(row.get(name) is not None for row in rows)]
-    return [used, *([shown(row.get(name)) for name in used] for row in rows)]
+    return [[*map(printable, used)], *([shown(row.get(name)) for name in used] for row in rows)]
 
 
 def as_lines(rows: Rows, columns: Sequence[str] | None = None) -> str:

@@ -60,7 +60,7 @@ def seconds(runs: Sequence[Run]) -> Figure | None:
     runs = [run for run in runs if run.mean is not None]
     if not runs:
         return None
-    figure, (axes,) = _panels(1, 0.9 + 0.45 * len(runs))
+    figure, (axes,) = _panels(1, 1.1 + 0.4 * len(runs))
     for place, run in enumerate(runs):
         left = 0.0
         for phase in PHASES:
@@ -74,9 +74,9 @@ def seconds(runs: Sequence[Run]) -> Figure | None:
         interval = run.summary.seconds_per_iteration.interval_95
         axes.plot(interval or [], [place] * len(interval or []), "k-", linewidth=1)
     _lanes(axes, [run.name for run in runs])
-    axes.set_xlabel("seconds per step: phases; the mean and its 95 %; a dot is an iteration")
+    axes.set_xlabel("seconds per step: phases, the mean with\nits 95 %, and a dot for each iteration")
     axes.set_xlim(left=0)
-    figure.legend(loc="outside upper left", ncols=len(PHASES))
+    figure.legend(loc="outside upper left", ncols=4)
     return figure
 
 
@@ -142,11 +142,11 @@ def timeline(run: Run) -> Figure | None:
     axes.set_yticks([0, 1] if calls else [0], ["phases", f"{len(calls)} calls"][: 1 + bool(calls)])
     axes.invert_yaxis()
     axes.set_xlim(left=0)
-    axes.set(title=f"{run.name}, iteration {typical.iteration}", xlabel="seconds since the iteration began")
+    axes.set(title=f"{_shortened(run.name)}, iteration {typical.iteration}", xlabel="seconds since the iteration began")
     used = [phase for phase in PHASES if phase in {span[0] for span in typical.spans_seconds}]
     for phase in used:
         _bar(axes, phase, 0, 0, 0, 0, label=phase)
-    figure.legend(loc="outside upper left", ncols=len(PHASES))
+    figure.legend(loc="outside upper left", ncols=4)
     return figure
 
 
@@ -184,7 +184,7 @@ def ladder(name: str, bench: Bench) -> Figure | None:
     if not found:
         return None
     floor = bench.summary[FLOOR].seconds_median if FLOOR in bench.summary else np.inf
-    figure, (axes,) = _panels(1, 0.9 + 0.25 * len(found))
+    figure, (axes,) = _panels(1, 1.1 + 0.25 * len(found))
     names = ("without any sync", "exposed") if FLOOR in bench.summary else ("none was not measured", None)
     for place, (_, one) in enumerate(found):
         split, ends = min(floor, one.seconds_median), one.seconds_quartiles or (one.seconds_median,) * 2
@@ -195,14 +195,14 @@ def ladder(name: str, bench: Bench) -> Figure | None:
         ratio = f"  {one.ratio_to_ddp.median:.2f}" if one.ratio_to_ddp else ""
         axes.text(max(*ends, one.seconds_median), place, ratio, va="center", fontsize=8)
     _lanes(axes, [label for label, _ in found])
-    axes.set(title=name, xlabel="seconds per iteration: medians and quartiles; the number is times ddp's")
+    axes.set(title=_shortened(name), xlabel="seconds per iteration: medians and\nquartiles; the number is times ddp's")
     figure.legend(loc="outside upper left", ncols=2)
     return figure
 
 
 def _panels(count: int, height: float = 2.2) -> tuple[Figure, Any]:
     """A figure with panels under one another."""
-    figure = Figure(figsize=(6.4, height * count), layout="constrained")
+    figure = Figure(figsize=(4.8, height * count), layout="constrained")
     return figure, figure.subplots(count, 1, squeeze=False)[:, 0]
 
 

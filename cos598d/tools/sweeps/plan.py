@@ -163,7 +163,7 @@ def _planned(varies: dict[str, Any], shared: Mapping[str, Any], has_seeds: bool,
     hosts, ranks = setup(str(varies.get(SETUP, "1x1")), world_size)
     if hosts == 1:  # links mean nothing there: combinations that differ only in them are one run
         varies = {name: value for name, value in varies.items() if name not in LINKS}
-    elif SETUP in varies:
+    if SETUP in varies:
         varies[SETUP] = f"{hosts}x{ranks}"
     flags = {**shared, **{ALSO_AXES.get(name, name): value for name, value in varies.items()}}
     links = {name: str(flags.pop(name, default)) for name, default in LINKS.items()}

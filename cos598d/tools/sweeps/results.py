@@ -80,7 +80,7 @@ def _figures(group: Group, alone: Group) -> dict[str, Any]:
     found[SECONDS] = _mean([_epoch_seconds(run) for run in group])
     found[RATIO] = speed_up(group, alone, lambda runs: fmean(map(_epoch_seconds, runs))) if alone else None
     found["s/it"] = _mean([run.mean for run in group])
-    found["sent MB/it"] = _mean([max(run.summary.bytes_sent_per_iteration) / 1e6 for run in group])
+    found["sent MB/it"] = _mean([max(run.summary.bytes_sent_per_iteration) / 1e6 for run in group if run.is_in_ledger])
     counted = [run.summary.wire.bytes_sent_per_iteration for run in group if run.summary.wire]
     found["counted MB/it"] = _mean([max(byte for byte in sent if byte is not None) / 1e6 for sent in counted])
     peaks = [max(run.summary.memory.process_peak_bytes) / 1e6 for run in group if run.summary.memory]
@@ -88,8 +88,8 @@ def _figures(group: Group, alone: Group) -> dict[str, Any]:
 
 
 def _epoch_seconds(run: Run) -> float:
-    """The mean over the epochs, without the first one if there are others, since its first iterations are slow."""
-    epochs = run.summary.epochs
+    """The mean over the whole epochs, without the first one if there are others: its first iterations are slow."""
+    epochs = [one for one in run.summary.epochs if not one.get("is_cut")] or run.summary.epochs
     return fmean(epoch["training"]["wall_seconds"] for epoch in epochs[1:] or epochs)
 
 
