@@ -53,13 +53,14 @@ class DiLoCo(LocalSGD):
     def begin_forward(self) -> None:
         super().begin_forward()
         if self._begins:  # all ranks have the same weights: wrapped, averaged or loaded
-            torch._foreach_copy_(self._agreed, [p for _, p in self.parameters])
+            weights: list[torch.Tensor] = [p for _, p in self.parameters]
+            torch._foreach_copy_(self._agreed, weights)
             self._begins = False
 
     @torch.no_grad()
     def average_weights(self) -> None:
         super().average_weights()
-        weights = [p for _, p in self.parameters]
+        weights: list[torch.Tensor] = [p for _, p in self.parameters]
         for agreed, average in zip(self._agreed, weights, strict=True):
             agreed.grad = agreed - average
         self._outer.step()
