@@ -192,7 +192,7 @@ class Ledger:
         shape = (sum(tensor.numel() for tensor in tensors),) if others else tuple(first.shape)
         started = None if self._began is None else round(began - self._began, 9)
         dtype = str(first.dtype)[6:]
-        return Row(self.iteration, call[0], op, call[1], shape, dtype, payload, *moved, started=started)
+        return Row(self.iteration, call[0], op, call[1], shape, dtype, payload, moved[0], moved[1], None, started)
 
     def _enter(self, row: Row) -> None:
         self.rows.append(row)
