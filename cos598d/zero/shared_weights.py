@@ -60,13 +60,13 @@ class SharedWeights(ZeroOfRows):
 
     def lay(self, unit: Unit) -> None:
         n, p = self.ranks, unit.named[0][1]
-        (memory,) = share(self, p.new_empty((1 + n) * n * unit.length), range(n), 1)
+        (memory,) = share(self, p.new_empty((1 + n) * n * unit.length), 1)
         weights, *segments = memory.view(1 + n, -1)
         unit.hold(weights)
         unit.gradients, unit.arriving = segments[self.rank], memory.view(1 + n, n, -1)[1:, self.rank]
         if self.has_rows(unit):
             values = [segment.view(-1, p.shape[1]) for segment in segments]
-            numbers = share(self, torch.empty(len(values[0]), dtype=torch.int64), range(n), n)
+            numbers = share(self, torch.empty(len(values[0]), dtype=torch.int64), n)
             self._tables[unit] = list(zip(numbers, values, strict=True))
 
     def begin_forward(self) -> None:
