@@ -73,8 +73,6 @@ class Bucketed(GradientSync):
 
     def finish(self) -> None:
         has = [p.grad is not None for _, p in self.parameters]
-        if not self.options.find_unused_parameters:
-            self.agree(has)
         for bucket, missing in self._missing.items():
             for p in missing:  # the last backward left it out; an earlier one may have computed it
                 bucket.take(p)
