@@ -164,6 +164,11 @@ def replaced(rank, how):
     return said
 
 
+def own_optimizer(rank, how):
+    """A class that says that it treats every element by itself."""
+    return steps(rank, *wrapped(net(), how, functools.partial(Declared, lr=0.5)))
+
+
 def evaluated(rank, how):
     """An evaluation between steps, and one between backward and the step, which is left out once."""
     model, optimizer = wrapped(net(), how)
@@ -242,7 +247,7 @@ def in_place_activation(rank, how):
 
 ALIKE = (
     weight_norm, pruned, written_gradient, gradients_of_no_sync, dropped_gradient, two_backwards, evaluated, penalty,
-    input_gradient, compiled, compiled_layer, autocast, frozen_for_a_step, in_place_activation,
+    input_gradient, own_optimizer, compiled, compiled_layer, autocast, frozen_for_a_step, in_place_activation,
 )  # fmt: skip
 CASES = {case.__name__: case for case in ALIKE}
 CASES |= {name: functools.partial(edited, edit=edit) for name, edit in EDITS.items()}
@@ -282,6 +287,10 @@ class ByNorm(torch.optim.SGD):
 
 class ByLargeNorm(ByNorm):
     most = 1e6
+
+
+class Declared(torch.optim.SGD):
+    elementwise = True
 
 
 class Normed(torch.optim.SGD):

@@ -22,7 +22,8 @@ def owners(model: nn.Module) -> dict[nn.Parameter, nn.Module]:
         if module._compiled_call_impl is not None:
             return
         is_called = type(module).forward is not nn.Module.forward
-        is_leaf = is_member or not any(isinstance(part, LISTS) for part in module.modules())
+        has_lists = any(isinstance(part, LISTS) for part in module.modules())
+        is_leaf = is_member or hasattr(module, "_orig_mod") or not has_lists
         if module is not model and is_called and is_leaf:
             for p in module.parameters():
                 users[p].append(module)
