@@ -7,7 +7,7 @@
     B  buckets, or units of `zero1`                                   h  hosts, each with n/h ranks
     L  layers that `zero3` gathers one by one                         a  micro-batches of a step
     E  bytes of embeddings that are only looked up                    H  steps from one average of weights to the next
-    u  the share of their rows that some rank looks up in a step      F  fragments of diloco
+    u  the share of their rows that some rank looks up in a step
     v  the share of their rows that a rank looks up itself
 """
 
@@ -17,6 +17,8 @@ from dataclasses import dataclass
 from cos598d.comm.gloo import broadcast_bytes, reduce_bytes
 
 MIB = 1 << 20
+# Bytes of weights, gradients, optimizer state, and what the sync keeps besides gradients.
+Held = tuple[float, float, float, float]
 
 
 @dataclass(frozen=True)
@@ -36,7 +38,6 @@ class Job:
     u: float = 1.0
     v: float = 1.0
     H: int = 1
-    F: int = 16
 
     @property
     def S(self) -> int:
@@ -60,22 +61,12 @@ class Job:
 
 
 @dataclass(frozen=True)
-class Held:
-    """Bytes that a rank holds just before the optimizer's step. buffers: what the sync keeps besides gradients."""
-
-    weights: float
-    gradients: float
-    state: float
-    buffers: float = 0.0
-
-
-@dataclass(frozen=True)
 class Facts:
     """A sync in numbers.
 
     sent    bytes of gradients and weights that rank r sends in a step, on average over steps
     calls   its calls of a step, on average over steps
-    held    bytes that a rank holds
+    held    bytes that a rank holds just before the optimizer's step, as `Held`
     """
 
     sent: Callable[[Job, int], float]
@@ -95,7 +86,7 @@ def both_ways(j: Job, r: int = 0) -> float:
 
 def replica(j: Job, buffers: float = 0.0) -> Held:
     """A whole model on every rank, and buffers."""
-    return Held(j.S, j.S, j.state * j.S, buffers)
+    return j.S, j.S, j.state * j.S, buffers
 
 
 def children(n: int, r: int) -> int:
@@ -136,27 +127,23 @@ FACTS: dict[str, Facts] = {
     "hierarchical": Facts(among_hosts, lambda j: (2 * (j.h < j.n) + (j.h > 1)) * j.B, replica),
     "sparse_rows": Facts(lambda j, r: passes(j, 2, j.S - j.E + j.E * j.u), lambda j: j.B, replica),
     "local_sgd": Facts(lambda j, r: both_ways(j) / j.H, lambda j: 1 / j.H, replica),
-    "diloco": Facts(
-        lambda j, r: both_ways(j) / j.F / j.H,
-        lambda j: 1 / j.H,
-        lambda j: replica(j, (2 + 2 / j.F) * j.S),
-    ),
+    "diloco": Facts(lambda j, r: both_ways(j) / j.H, lambda j: 1 / j.H, lambda j: replica(j, 2 * j.S)),
     "ddp": Facts(both_ways, lambda j: j.B, lambda j: replica(j, j.S)),
-    "zero1": Facts(both_ways, lambda j: 2 * j.B, lambda j: Held(j.S, j.S, j.state * j.S / j.n, j.S)),
+    "zero1": Facts(both_ways, lambda j: 2 * j.B, lambda j: (j.S, j.S, j.state * j.S / j.n, j.S)),
     "zero2": Facts(
         lambda j, r: passes(j, j.a + 1),
         lambda j: (j.a + 1) * j.B,
-        lambda j: Held(j.S, j.S / j.n, j.state * j.S / j.n),
+        lambda j: (j.S, j.S / j.n, j.state * j.S / j.n, 0),
     ),
     "zero3": Facts(
         lambda j, r: j.a * (passes(j, 3) - passes(j, 1, j.E)),
         lambda j: 3 * j.a * j.L,
-        lambda j: Held(j.S / j.n, j.S / j.n, j.state * j.S / j.n),
+        lambda j: (j.S / j.n, j.S / j.n, j.state * j.S / j.n, 0),
     ),
     "sparse_zero1": Facts(
         lambda j, r: passes(j, 2, j.S - j.E) + (j.n - 1) * j.v * j.E,
         lambda j: 2 * (j.B + (j.E > 0)),
-        lambda j: Held(j.S, j.S, j.state * (j.E + (j.S - j.E) / j.n)),
+        lambda j: (j.S, j.S, j.state * (j.E + (j.S - j.E) / j.n), 0),
     ),
-    "shared_weights": Facts(lambda j, r: 0, lambda j: 0, lambda j: Held(j.S / j.n, j.S, j.state * j.S / j.n)),
+    "shared_weights": Facts(lambda j, r: 0, lambda j: 0, lambda j: (j.S / j.n, j.S, j.state * j.S / j.n, 0)),
 }

@@ -80,13 +80,13 @@ SettlesWhatIsSaved trains_like_one_process: rank 0's buffer lately
     saved = self.model.state_dict()
     for name, buffer in self.model.named_buffers():
         if name in saved:
-            self.broadcast(buffer, name, "buffers")
+            self.broadcast([buffer], name, "buffers")
 
 BuffersThroughFloat trains_like_one_process: rank 0's buffer seen
     # Integers above 2^24 part.
     for name, buffer in self.model.named_buffers():
         wide = buffer.float()
-        self.broadcast(wide, name, "buffers")
+        self.broadcast([wide], name, "buffers")
         buffer.copy_(wide)
 
 SettleLeavesEval trains_like_one_process: the model is in evaluation after

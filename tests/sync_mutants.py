@@ -67,8 +67,8 @@ NoneForZeros:
 
 LosesWhatIsLeft(Bucketed):
     # What only an earlier micro-batch used, or another rank, is not sent.
-    for missing in self._missing.values():
-        for p in missing:
+    for bucket in self.buckets:
+        for p in bucket.missing:
             p.grad = None
     super().finish()
 

@@ -243,7 +243,7 @@ for words in sys.argv[1:]:
 @pytest.mark.parametrize(
     "syncs",
     [
-        {"diloco": "--sync_every 2 --fragments 2", "local_sgd": "--sync_every 3", "tree": "", "zero3": ""},
+        {"diloco": "--sync_every 2", "local_sgd": "--sync_every 3", "tree": "", "zero3": ""},
         dict.fromkeys(("all_reduce", "gather_scatter", "reduce_broadcast", "ring"), ""),
     ],
     ids=" ".join,

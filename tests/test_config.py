@@ -112,7 +112,7 @@ def test_a_value_that_cannot_work_is_refused_with_its_flag(values, words):
         RunConfig(**{"do_train": True, "do_eval": True, "sync": "all_reduce"} | values).check(world_size=2)
 
 
-@pytest.mark.parametrize(("sync", "option", "value"), [("ring", "fragments", 4), ("ddp", "outer_learning_rate", 0.5)])
+@pytest.mark.parametrize(("sync", "option", "value"), [("ring", "outer_momentum", 0.5), ("ddp", "sync_every", 5)])
 def test_a_flag_that_the_sync_has_not_is_refused_with_those_that_have_it(sync, option, value):
     with pytest.raises(UsageError, match=rf"--{option} .*{sync}.* or choose one of .*diloco"):
         RunConfig(do_train=True, sync=sync, **{option: value}).check(world_size=2)

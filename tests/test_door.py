@@ -102,21 +102,6 @@ def assert_as_torch(found):
 # A sync of one's own
 
 
-def _comm_is_explained():
-    class OldSync(GradientSync):
-        def average(self, name, gradient):
-            self.comm.all_reduce(gradient, name)
-
-    wrapped = data_parallel(net(), OldSync)
-    inputs, _ = batch()
-    return said(wrapped(inputs).sum().backward)
-
-
-def test_a_file_of_an_older_version_is_told_the_new_line(ranks):
-    for sentence in ranks.run(_comm_is_explained, count=2):
-        assert "dist.all_reduce(gradient)` in place of" in sentence
-
-
 def test_a_file_made_from_the_template(ranks, tmp_path):
     path = tmp_path / "mine.py"
     write_template(path)

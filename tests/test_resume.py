@@ -19,7 +19,7 @@ WITH_STATE = {
     "powersgd": ("bucketed", {"compress": "powersgd:1"}),
     "int8": ("flat", {"compress": "int8"}),
     "local": ("local_sgd", {"sync_every": 4}),
-    "outer": ("diloco", {"sync_every": 2, "fragments": 2}),
+    "outer": ("diloco", {"sync_every": 2}),
     "late": ("zero1", {"gather_in_forward": True}),
     "views": ("bucketed", {"gradient_as_bucket_view": True}),
 }

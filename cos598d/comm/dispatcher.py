@@ -17,8 +17,6 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 
-from cos598d.comm.gloo import bytes_moved
-
 BARRIER = "barrier"
 
 
@@ -62,13 +60,12 @@ OPERATORS = {
 FUNCTIONS = ("torch.distributed.distributed_c10d", "torch.distributed.c10d_logger")
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True, eq=False)
 class DispatchedCall:
     """One call of this rank. op: the collective, named as in `bytes_moved`.
 
     tensors: this rank's part; in a reduce-scatter and an all-to-all the parts for all ranks. work: what to wait for, if
-    anything. seconds: until the operator returned. function: the function of torch.distributed that a script called; ""
-    if none was, as for a call from C++. began: when the operator was called, by time.perf_counter.
+    anything. began: when the operator was called, by time.perf_counter. caller: the frame that called it.
     """
 
     op: str
@@ -76,9 +73,18 @@ class DispatchedCall:
     group: dist.ProcessGroup
     root: int
     work: Any
-    seconds: float
-    function: str
     began: float
+    caller: FrameType | None
+
+    @property
+    def function(self) -> str:
+        """The function of torch.distributed that a script called; "" if none was, as for a call from C++."""
+        function, frame = "", self.caller
+        while frame is not None and frame.f_globals.get("__name__") in FUNCTIONS:
+            name = frame.f_code.co_name
+            function = name if self.op in name and "object" not in name else function  # whose calls count individually
+            frame = frame.f_back
+        return function
 
     @property
     def ranks(self) -> tuple[int, ...]:
@@ -87,15 +93,6 @@ class DispatchedCall:
             return tuple(dist.get_process_group_ranks(self.group))
         except (KeyError, ValueError, RuntimeError):
             return tuple(range(self.group.size()))
-
-    @property
-    def payload_bytes(self) -> int:
-        """The tensors' bytes; of a sparse one those of its dense form, since it has no `nbytes`."""
-        return sum(each.numel() * each.element_size() for each in self.tensors)
-
-    def moved(self, is_ideal: bool = False) -> tuple[int, int]:
-        """Bytes that this rank sends and receives, as `bytes_moved`."""
-        return bytes_moved(self.op, self.payload_bytes, self.group.size(), self.group.rank(), self.root, is_ideal)
 
 
 Listener = Callable[[DispatchedCall], None]
@@ -114,7 +111,7 @@ def listening(listener: Listener, before: Before | None = None) -> Iterator[None
     global _library  # noqa: PLW0603 - the dispatcher is this process's, too
     _listeners.append((listener, before))
     if _library is None:
-        _library = _install()
+        _library = _installed()
     try:
         yield
     finally:
@@ -124,7 +121,7 @@ def listening(listener: Listener, before: Before | None = None) -> Iterator[None
             _library = None
 
 
-def _install() -> torch.library.Library:
+def _installed() -> torch.library.Library:
     library = torch.library.Library("c10d", "IMPL")
     below = torch._C._dispatch_keyset_full_after(torch._C.DispatchKey.BackendSelect)
     for name, operator in OPERATORS.items():
@@ -136,42 +133,26 @@ def _install() -> torch.library.Library:
 
 
 def _kernel(overload: Any, below: Any, operator: Operator, keyset: Any, *arguments: Any) -> Any:
-    tensors = [] if operator.op == BARRIER else list(_flat(arguments[operator.payload]))
-    listeners = list(dict.fromkeys(_listeners))  # each once, however often it is registered
-    adds = operator.reduces is not None and arguments[operator.reduces].op() in _ADDING
+    tensors = [] if operator.op == BARRIER else _flat(arguments[operator.payload])
+    listeners = dict.fromkeys(_listeners)  # each once, however often it is registered
     for _, before in listeners:
         if before is not None:
+            adds = operator.reduces is not None and arguments[operator.reduces].op() in _ADDING
             before(operator.op, tensors, adds)
     began = time.perf_counter()
     result = overload.redispatch(keyset & below, *arguments)
-    seconds = time.perf_counter() - began
-    group = dist.ProcessGroup.unbox(arguments[operator.group])
+    last = result[-1] if isinstance(result, tuple | list) and result else result
+    work = dist.Work.unbox(last) if isinstance(last, torch.ScriptObject) else None
     root = 0 if operator.root is None else int(arguments[operator.root])
-    function = _function(sys._getframe().f_back, operator.op)
-    call = DispatchedCall(operator.op, tensors, group, root, _work(result), seconds, function, began)
+    group = dist.ProcessGroup.unbox(arguments[operator.group])
+    call = DispatchedCall(operator.op, tensors, group, root, work, began, sys._getframe().f_back)
     for listener, _ in listeners:
         listener(call)
     return result
 
 
-def _function(frame: FrameType | None, op: str) -> str:
-    """The function of a DispatchedCall whose kernel was called in this frame."""
-    function = ""
-    while frame is not None and frame.f_globals.get("__name__") in FUNCTIONS:
-        name = frame.f_code.co_name
-        function = name if op in name and "object" not in name else function  # whose calls count individually
-        frame = frame.f_back
-    return function
-
-
-def _work(result: Any) -> Any:
-    last = result[-1] if isinstance(result, tuple | list) and result else result
-    return dist.Work.unbox(last) if isinstance(last, torch.ScriptObject) else None
-
-
-def _flat(value: Any) -> Iterator[torch.Tensor]:
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, list | tuple):
-        for part in value:
-            yield from _flat(part)
+def _flat(value: Any) -> list[torch.Tensor]:
+    """The tensors in a value of tensors and lists."""
+    if isinstance(value, list | tuple):
+        return [tensor for part in value for tensor in _flat(part)]
+    return [value] if isinstance(value, torch.Tensor) else []

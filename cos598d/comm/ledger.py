@@ -13,27 +13,28 @@ import json
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 import torch
 
-from cos598d.comm.dispatcher import BARRIER, DispatchedCall, listening
+from cos598d.comm.dispatcher import DispatchedCall, listening
+from cos598d.comm.gloo import bytes_moved
 from cos598d.records.conventions import AGREEMENT, BUFFERS, GRADIENTS, PARAMETERS, SYNCHRONIZING
 
 BEFORE_TRAINING = 0
 
 
-@dataclass(slots=True, eq=False)
-class Row:
+class Row(msgspec.Struct, eq=False):
     """One collective call of one rank.
 
     `iteration` counts from 1; 0 is before training. A call belongs to the iteration in which it started; after an
     iteration's end, to that one until the next begins. `payload_bytes` is the tensor's size. `bytes_sent` and
     `bytes_received` are this rank's bytes by the algorithm's formula, rounded to a byte. `seconds` is from the call to
     its completion, on whatever thread; None while it runs, on CUDA, and if the backend does not tell, as for gloo's
-    messages. `messages` is how many this rank sent, for a collective made of messages; None for the library's.
-    `started` is in seconds since the iteration began; None before training.
+    messages. `started` is in seconds since the iteration began; None before training. Both are rounded to nanoseconds,
+    the clock's resolution.
     """
 
     iteration: int
@@ -46,12 +47,7 @@ class Row:
     bytes_sent: int
     bytes_received: int
     seconds: float | None = None
-    messages: int | None = None
     started: float | None = None
-
-    def as_dict(self) -> dict[str, Any]:
-        """The row for a file: seconds are rounded to nanoseconds, the clock's resolution."""
-        return {name: round(value, 9) if isinstance(value, float) else value for name, value in asdict(self).items()}
 
 
 @dataclass(frozen=True)
@@ -86,7 +82,7 @@ class Ledger:
         self._since: list[Row] = []  # the rows since the last `take`
         self._under_way: set[Row] = set()  # their seconds will come
         self._call: tuple[str, str] | None = None  # the purpose and tensor of the calls that are made now
-        self._composed: tuple[Row, tuple[str, str]] | None = None  # a collective that is being made of calls
+        self._composed: Row | None = None  # a collective that is being made of calls
         self._unnamed = 0  # calls of this iteration that nobody has named
         self._entered, self._is_heard = contextlib.ExitStack(), False
 
@@ -110,11 +106,12 @@ class Ledger:
 
         Outside of any, a call's purpose is told by its operation, and it is numbered.
         """
-        before, self._call = self._call, (purpose, tensor)
+        before = self._call, self._composed
+        self._call, self._composed = (purpose, tensor), None
         try:
             yield
         finally:
-            self._call = before
+            self._call, self._composed = before
 
     @contextlib.contextmanager
     def composing(
@@ -126,15 +123,11 @@ class Ledger:
         `ends_later`, when what the context gives is called.
         """
         began = time.perf_counter()
-        row = self._row((purpose, name), op, [tensor], (0, 0), began)
-        row.messages, end = 0, functools.partial(self._end, row, began)
+        row = self._row((purpose, name), op, [tensor], _payload([tensor]), (0, 0), began)
+        end = functools.partial(self._end, row, began)
         with self.naming(name, purpose):
-            assert self._call is not None
-            before, self._composed = self._composed, (row, self._call)
-            try:
-                yield end
-            finally:
-                self._composed = before
+            self._composed = row
+            yield end
         if self._is_heard:
             self._enter(row)
             self._under_way.add(row)
@@ -170,22 +163,21 @@ class Ledger:
         if self._output is not None:
             done = [row for row in self.rows if row not in self._under_way]
             self.rows = [row for row in self.rows if row in self._under_way]
-            self._output.writelines(json.dumps(row.as_dict()) + "\n" for row in done if self._keeps(row.iteration))
+            kept = (msgspec.structs.asdict(row) for row in done if self._keeps(row.iteration))
+            self._output.writelines(json.dumps(row) + "\n" for row in kept)
         return moved, total([row for row in since if row.purpose in SYNCHRONIZING])
 
     def _listen(self, call: DispatchedCall) -> None:
         """Enter a call that torch has made."""
-        if not self._is_heard or call.op == BARRIER or call.group.size() == 1 or not call.tensors:
+        if not self._is_heard or not call.tensors:  # as a barrier has none
             return
-        is_far = call.tensors[0].device.type != "cpu"
-        moved = call.moved(is_ideal=is_far)
-        if self._composed is not None and self._call is self._composed[1]:
-            row = self._composed[0]
-            row.messages = (row.messages or 0) + (call.op == "send")
+        is_far, payload, group = call.tensors[0].device.type != "cpu", _payload(call.tensors), call.group
+        moved = bytes_moved(call.op, payload, group.size(), group.rank(), call.root, is_ideal=is_far)
+        if row := self._composed:
             row.bytes_sent += moved[0]
             row.bytes_received += moved[1]
         elif any(moved):
-            row = self._row(self._call or self._default(call), call.op, call.tensors, moved, call.began)
+            row = self._row(self._call or self._default(call), call.op, call.tensors, payload, moved, call.began)
             self._enter(row)
             if not is_far and call.work is not None:
                 with contextlib.suppress(RuntimeError):  # gloo's messages have no future
@@ -194,11 +186,12 @@ class Ledger:
                     future.add_done_callback(functools.partial(self._end, row, call.began))
 
     def _row(
-        self, call: tuple[str, str], op: str, tensors: list[torch.Tensor], moved: tuple[int, int], began: float
+        self, call: tuple[str, str], op: str, tensors: list[torch.Tensor], payload: int, moved: Any, began: float
     ) -> Row:
-        shape = tuple(tensors[0].shape) if len(tensors) == 1 else (sum(tensor.numel() for tensor in tensors),)
-        started = None if self._began is None else began - self._began
-        payload, dtype = sum(tensor.numel() * tensor.element_size() for tensor in tensors), str(tensors[0].dtype)[6:]
+        first, *others = tensors
+        shape = (sum(tensor.numel() for tensor in tensors),) if others else tuple(first.shape)
+        started = None if self._began is None else round(began - self._began, 9)
+        dtype = str(first.dtype)[6:]
         return Row(self.iteration, call[0], op, call[1], shape, dtype, payload, *moved, started=started)
 
     def _enter(self, row: Row) -> None:
@@ -210,7 +203,7 @@ class Ledger:
 
     def _end(self, row: Row, began: float, *_: Any) -> None:
         """The row's call has ended, maybe on the backend's thread."""
-        row.seconds = time.perf_counter() - began
+        row.seconds = round(time.perf_counter() - began, 9)
         self._under_way.discard(row)
 
     def _default(self, call: DispatchedCall) -> tuple[str, str]:
@@ -222,6 +215,11 @@ class Ledger:
             return BUFFERS, "buffers"
         self._unnamed += 1
         return PARAMETERS if call.op == "all_gather" else GRADIENTS, f"call {self._unnamed}"
+
+
+def _payload(tensors: list[torch.Tensor]) -> int:
+    """The tensors' bytes; of a sparse one those of its dense form, since it has no `nbytes`."""
+    return sum(each.numel() * each.element_size() for each in tensors)
 
 
 def total(rows: list[Row]) -> Totals:

@@ -65,13 +65,13 @@ def forecast(config: RunConfig, world_size: int) -> Forecast:
     if unsaid := _unsaid(config):
         return known(unsaid=unsaid)
     facts, job = FACTS[config.sync], _job(config, model, examples, plan, world_size)
-    held = facts.held(job)
+    weights, gradients, state, buffers = facts.held(job)
     frozen = sum(p.nbytes for p in model.parameters() if not p.requires_grad)
     memory = {
-        "parameters": round(held.weights + frozen),
-        "gradients": round(held.gradients),
-        "optimizer": round(held.state),
-        "buckets": round(held.buffers),
+        "parameters": round(weights + frozen),
+        "gradients": round(gradients),
+        "optimizer": round(state),
+        "buckets": round(buffers),
     }
     if world_size == 1:
         return known(memory, bytes_sent=[0])
@@ -107,7 +107,6 @@ def _job(config: RunConfig, model: nn.Module, examples: Examples, plan: Plan, ra
         u=_looked_up(examples, batch, rows),
         v=_looked_up(examples, batch[::ranks], rows),
         H=options.get("sync_every", 1),
-        F=options.get("fragments", Job.F),
         **{name: options[name] for name in ("bucket_mb", "first_bucket_mb") if name in options},
     )
 

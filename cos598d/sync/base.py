@@ -1,7 +1,7 @@
 """The interface of a gradient sync: what happens between `loss.backward()` and `optimizer.step()`."""
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
@@ -78,15 +78,6 @@ class GradientSync:
         """A copy of a model has copies of its hooks, and they belong to this sync as before."""
         return self
 
-    @property
-    def comm(self) -> Any:
-        """What syncs of older files called."""
-        raise UserError(
-            f"{type(self).__name__} uses self.comm, which no sync has any more. Call torch.distributed itself: "
-            "`import torch.distributed as dist` and `dist.all_reduce(gradient)` in place of "
-            "`self.comm.all_reduce(gradient, name)`; self.rank and self.ranks are numbers."
-        )
-
     @classmethod
     def check_run(cls, ranks: int, precision: str) -> None:
         """Raise UsageError, before the ranks meet, if it cannot train on so many ranks, or in this precision."""
@@ -109,7 +100,7 @@ class GradientSync:
                     "ddp, or make the layer without sparse=True."
                 )
         for name, tensor in (*model.named_parameters(), *model.named_buffers()):
-            self.broadcast(tensor, name, STATE)
+            self.broadcast([tensor], name, STATE)
         # A tensor without elements is on all ranks what it is.
         self.parameters = [(name, p) for name, p in model.named_parameters() if p.requires_grad and p.numel()]
         return model
@@ -222,27 +213,22 @@ class GradientSync:
             dist.all_gather(texts, own, group=self.group)
         return [json.loads(bytes(each.tolist())) for each in texts]
 
-    def broadcast(self, tensor: torch.Tensor, name: str, purpose: str) -> None:
-        """Put rank 0's tensor into each rank's, whatever its dtype and strides."""
-        data = tensor.detach()
-        dense = data.contiguous()
-        if dense.numel():
+    def broadcast(self, tensors: Iterable[torch.Tensor], name: str, purpose: str) -> None:
+        """Put rank 0's tensors into each rank's, packed as bytes: in one call, whatever their dtypes and strides."""
+        # .data: the graph of an earlier forward may have saved a buffer, as with torch's DDP
+        data = [tensor.data for tensor in tensors if tensor.numel()]
+        if data and self.ranks > 1:
+            parts = [each.contiguous().view(-1).view(torch.uint8) for each in data]
+            together = torch.cat(parts)
             with self.ledger.naming(name, purpose):
-                dist.broadcast(dense.view(-1).view(torch.uint8), self.peer(0), group=self.group)
-        if dense is not data:
-            data.copy_(dense)
+                dist.broadcast(together, self.peer(0), group=self.group)
+            for each, part in zip(data, together.split([len(part) for part in parts]), strict=True):
+                each.copy_(part.clone().view(each.dtype).view(each.shape))
 
     def send_buffers(self) -> None:
-        """Give every rank rank 0's buffers: packed as bytes, so that one call sends all, whatever their dtypes."""
+        """Give every rank rank 0's buffers."""
         self.buffers_are_due = False
-        # .data: the graph of an earlier forward may have saved the buffer, as with torch's DDP
-        buffers = [buffer.data for buffer in self.model.buffers() if buffer.numel()]
-        if buffers and self.ranks > 1:
-            parts = [buffer.contiguous().view(-1).view(torch.uint8) for buffer in buffers]
-            together = torch.cat(parts)
-            self.broadcast(together, "buffers", BUFFERS)
-            for buffer, part in zip(buffers, together.split([len(part) for part in parts]), strict=True):
-                buffer.copy_(part.clone().view(buffer.dtype).view(buffer.shape))
+        self.broadcast(self.model.buffers(), "buffers", BUFFERS)
 
     def peer(self, rank: int) -> int:
         """The number of this group's rank among all processes, as torch needs it."""

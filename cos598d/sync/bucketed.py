@@ -38,7 +38,7 @@ class Bucketed(GradientSync):
         self.buckets = [self.make_bucket(name, group) for name, group in zip(names, groups, strict=True)]
         self._bucket_of = {p: bucket for bucket in self.buckets for p in bucket.views}
         self.codec = self.make_codec()
-        self.begin_step()
+        self._ends: list[End] = []  # of the buckets whose sum has started
         return call
 
     def plan(self, parameters: Sequence[Named]) -> list[list[Named]]:
@@ -51,36 +51,29 @@ class Bucketed(GradientSync):
 
     def make_codec(self) -> Codec:
         """What sums buckets."""
-        return make_codec(self.options.compress, self.start_sum, self.group)
-
-    def begin_step(self) -> None:
-        """Forget the last step."""
-        self._missing = {bucket: set(bucket.views) for bucket in self.buckets}
-        self._ends: list[End] = []
+        return make_codec(getattr(self.options, "compress", None), self.start_sum, self.group)
 
     def ready(self, parameter: nn.Parameter) -> None:
         bucket = self._bucket_of[parameter]
-        if parameter not in self._missing[bucket]:
+        if parameter not in bucket.missing:
             name = next(name for name, p in self.parameters if p is parameter)
             raise UserError(
                 f"one backward reached {name} twice, as reentrant checkpoints that share a parameter do. Checkpoint "
                 "with use_reentrant=False, or choose all_reduce."
             )
         bucket.take(parameter)
-        self._missing[bucket].discard(parameter)
-        while len(self._ends) < len(self.buckets) and not self._missing[self.buckets[len(self._ends)]]:
-            self._start_next()
+        self._start_full()
 
     def finish(self) -> None:
         has = [p.grad is not None for _, p in self.parameters]
-        for bucket, missing in self._missing.items():
-            for p in missing:  # the last backward left it out; an earlier one may have computed it
+        for bucket in self.buckets:
+            for p in list(bucket.missing):  # the last backward left it out; an earlier one may have computed it
                 bucket.take(p)
-        while len(self._ends) < len(self.buckets):
-            self._start_next()
+        self._start_full()
         # Only now: every rank has started every bucket, so this call has the same place in the order too.
         self.is_used = dict(zip((p for _, p in self.parameters), self.agree(has), strict=True))
         ends = list(zip(self.buckets, self._ends, strict=True))
+        self._ends = []
         for bucket, end in ends:  # it grows, where an end has a second part that is to wait for the others' first
             with self.ledger.naming(bucket.name):
                 more = end()
@@ -88,7 +81,14 @@ class Bucketed(GradientSync):
                 ends.append((bucket, more))
             else:
                 bucket.hand_out(self.is_used)
-        self.begin_step()
+
+    def _start_full(self) -> None:
+        """Start the buckets that are full, up to the first that is not."""
+        for bucket in self.buckets[len(self._ends) :]:
+            if bucket.missing:
+                break
+            with self.ledger.naming(bucket.name):
+                self._ends.append(self.start(bucket))
 
     def start(self, bucket: Bucket) -> End:
         """Start to replace the bucket's numbers by their sum over the ranks. Return what ends it."""
@@ -105,10 +105,5 @@ class Bucketed(GradientSync):
         self.codec.load(state, self.device)
 
     def detach(self) -> None:
-        self.buckets, self._bucket_of, self._missing = [], {}, {}
+        self.buckets, self._bucket_of = [], {}
         super().detach()
-
-    def _start_next(self) -> None:
-        bucket = self.buckets[len(self._ends)]
-        with self.ledger.naming(bucket.name):
-            self._ends.append(self.start(bucket))

@@ -16,27 +16,22 @@ class Bucket:
 
     Filling it divides by the number of ranks, so that the sum over the ranks is the average, and fits into 16 bits
     where the average does. The averages are copied back into the gradients that autograd made; with `is_view`, each
-    .grad becomes the view itself.
+    .grad becomes the view itself. `missing` are the parameters that are to come in this step.
     """
 
-    def __init__(
-        self,
-        name: str,
-        parameters: Sequence[Named],
-        ranks: int,
-        is_view: bool = False,
-        buffer: torch.Tensor | None = None,
-    ):
-        """`buffer`, (elements of all parameters,), is made here unless it is given."""
+    def __init__(self, name: str, named: Sequence[Named], ranks: int, is_view: bool, flat: torch.Tensor | None = None):
+        """`flat`: the buffer, (elements of all parameters,), which is made here unless it is given."""
         self.name, self.share, self.is_view = name, 1 / ranks, is_view
-        sizes = [p.numel() for _, p in parameters]
-        self.buffer = parameters[0][1].new_zeros(sum(sizes)) if buffer is None else buffer
-        parts = zip(self.buffer.split(sizes), parameters, strict=True)
+        sizes = [p.numel() for _, p in named]
+        self.buffer = named[0][1].new_zeros(sum(sizes)) if flat is None else flat
+        parts = zip(self.buffer.split(sizes), named, strict=True)
         self.views = {p: shaped_like(part, p) for part, (_, p) in parts}
-        self.numbers, self.shapes = as_real(self.buffer), [p.shape for _, p in parameters]
+        self.missing = set(self.views)
+        self.numbers, self.shapes = as_real(self.buffer), [p.shape for _, p in named]
 
     def take(self, parameter: nn.Parameter) -> None:
         """Put the parameter's gradient, divided by the ranks, into the buffer; zeros if it has none."""
+        self.missing.discard(parameter)
         view, gradient = self.views[parameter], parameter.grad
         if gradient is None:
             view.zero_()
@@ -49,6 +44,7 @@ class Bucket:
 
     def hand_out(self, is_used: Mapping[nn.Parameter, bool]) -> None:
         """The buffer has the average: give it to the parameters. One that no rank used gets None."""
+        self.missing = set(self.views)
         for parameter, view in self.views.items():
             if not is_used[parameter]:
                 parameter.grad = None

@@ -6,6 +6,7 @@ al. 2014, Karimireddy et al. 2019); a checkpoint saves it. If some rank's gradie
 and what was kept of it is dropped.
 """
 
+import contextlib
 import math
 from collections.abc import Callable, Mapping
 
@@ -20,13 +21,13 @@ StartSum = Callable[[torch.Tensor, str], End]
 
 
 class Codec:
-    """No compression: the sync's own sum of the bucket. `number` may follow a codec's name; by default it is `default`.
+    """No compression: the sync's own sum of the bucket.
 
-    most: the largest number, which must be above 0. takes: what a user may give.
+    default: the number that follows a codec's name, if none is given; 0 for a codec without one. most: the largest.
     """
 
     default: float = 0
-    most, takes = math.inf, "no number"
+    most = math.inf
 
     def __init__(self, start_sum: StartSum, number: float = 0, group: dist.ProcessGroup | None = None):
         self.start_sum, self.number, self.group = start_sum, number, group
@@ -90,8 +91,7 @@ class TopK(Codec):
     (n-1) 8 k bytes, compared with 2(n-1)/n 4 E. So the ratio is E / (n k): 25 for 4 ranks at 1 percent, falling with n.
     """
 
-    default = 0.01
-    most, takes = 1.0, "the share of elements to send, above 0 and at most 1"
+    default, most = 0.01, 1.0
 
     def start(self, name: str, numbers: torch.Tensor, shapes: list[torch.Size]) -> End:
         error = self.with_error(name, numbers)
@@ -173,43 +173,38 @@ class PowerSGD(Codec):
     2. All ranks sum P. Each rank makes its columns orthonormal, with the same result.
     3. Every rank computes Q = M' P; all ranks sum Q.
     4. P Q' approximates the sum of the Ms. What a rank's own P Q' misses of its M waits for the next step.
-    Vectors are sent whole, together with P. So are matrices that would not become smaller.
+    A vector is a matrix of one column, of whose sum nothing is lost. So is a matrix that would not become smaller.
 
     `powersgd:4`, the default, is rank 4. Cost of a bucket: 2 calls. Every rank sends and receives 2(n-1)/n times 4 rank
-    (rows + columns) bytes per matrix, and 4 bytes per element that is sent whole.
+    (rows + columns) bytes per matrix, of one column with rank 1.
     """
 
     default = 4
-    takes = "the rank, a whole number from 1"
 
     def start(self, name: str, numbers: torch.Tensor, shapes: list[torch.Size]) -> End:
         error, sizes = self.with_error(name, numbers), [shape.numel() for shape in shapes]
-        matrices, vectors = [], []  # each with its error; matrices with the key of their Q
+        matrices = []  # with the key of their Q, and their error
         parts = zip(numbers.split(sizes), error.split(sizes), shapes, strict=True)
         for place, (part, missed, shape) in enumerate(parts):
-            rows, columns = (shape[0], math.prod(shape[1:])) if len(shape) > 1 else (1, shape.numel())
+            rows = shape[0] if shape else 1
+            columns = len(part) // rows
             rank = min(int(self.number), rows, columns)
-            if rank * (rows + columns) >= rows * columns:
-                vectors.append((part, missed))
-                continue
+            if rank * (rows + columns) >= len(part):
+                rows, columns, rank = len(part), 1, 1
             key = f"factor/{name}/{place}"
             if key not in self.kept:  # the same on every rank
                 generator = torch.Generator().manual_seed(len(self.kept))
                 self.kept[key] = torch.randn(columns, rank, generator=generator).to(part)
             matrices.append((key, part.view(rows, columns), missed.view(rows, columns)))
-        firsts = [m @ self.kept[key] for key, m, _ in matrices] + [part for part, _ in vectors]
-        together = torch.cat([first.flatten() for first in firsts])
-        end_sum = self.start_sum(together, name)
+        own = [m @ self.kept[key] for key, m, _ in matrices]
+        firsts = torch.cat([p.flatten() for p in own])
+        end_sum = self.start_sum(firsts, name)
 
         def end() -> None:
             end_sum()
-            sums = together.split([first.numel() for first in firsts])
-            for (part, missed), total in zip(vectors, sums[len(matrices) :], strict=True):
-                part.copy_(total)
-                missed.zero_()
-            if not matrices:
-                return
-            ps = [_orthonormal(total.view_as(first)) for total, first in zip(sums, firsts[: len(matrices)])]
+            wide = torch.promote_types(numbers.dtype, torch.float32)  # QR needs it
+            sums = zip(firsts.split([p.numel() for p in own]), own, strict=True)
+            ps = [torch.linalg.qr(total.view_as(p).to(wide)).Q.to(total) for total, p in sums]
             qs = [m.T @ p for (_, m, _), p in zip(matrices, ps, strict=True)]
             seconds = torch.cat([q.flatten() for q in qs])
             for (_, _, missed), p, q in zip(matrices, ps, qs, strict=True):
@@ -222,13 +217,6 @@ class PowerSGD(Codec):
                 self.kept[key] = torch.where(new.any(dim=0) & new.isfinite().all(dim=0), new, self.kept[key])
 
         return end
-
-
-def _orthonormal(p: torch.Tensor) -> torch.Tensor:
-    """An orthonormal basis of the columns of p, (rows, rank), computed in at least 32 bits: QR needs them."""
-    if not p.isfinite().all():
-        return p  # so that the sum is not finite either
-    return torch.linalg.qr(p.to(torch.promote_types(p.dtype, torch.float32))).Q.to(p.dtype)
 
 
 CODECS: dict[str, type[Codec]] = {
@@ -245,17 +233,16 @@ def get_codec(word: str) -> tuple[type[Codec], float]:
 
     Raises UsageError for an unknown codec, and for a number that is not valid for it.
     """
-    name, _, number = word.partition(":")
-    if name not in CODECS:
-        raise UsageError(f"--compress {word}: unknown compression. Choose from {', '.join(CODECS)}.")
-    codec = CODECS[name]
-    try:
-        value = type(codec.default)(number) if number else codec.default
-    except ValueError:
-        value = math.nan
-    if not 0 < value <= codec.most if codec.default else number:
-        raise UsageError(f"--compress {word} is not valid. Give {name} {codec.takes}.")
-    return codec, value
+    name, colon, number = word.partition(":")
+    codec = CODECS.get(name, Codec)
+    with contextlib.suppress(ValueError):
+        value = type(codec.default)(number) if colon else codec.default
+        if (0 < value <= codec.most) if codec.default else (name in CODECS and not colon):
+            return codec, value
+    raise UsageError(
+        f"--compress {word}: unknown compression. Choose bf16, fp16, int8, topk:SHARE (of the elements, above 0 and at "
+        "most 1) or powersgd:RANK (a whole number from 1)."
+    )
 
 
 def make_codec(word: str | None, start_sum: StartSum, group: dist.ProcessGroup | None) -> Codec:

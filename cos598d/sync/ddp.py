@@ -7,7 +7,6 @@ from contextlib import AbstractContextManager
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from cos598d.errors import UserError
 from cos598d.sync.base import GradientSync, Options
 from cos598d.sync.options import BucketSizes, PlainBucketOptions
 
@@ -33,7 +32,6 @@ class DDP(GradientSync):
 
     def attach(self, model: nn.Module) -> Callable:
         super().attach(model)
-        self._has_come = False  # a gradient, in this backward
         with warnings.catch_warnings():  # torch 2.13 has another name for it, with another meaning
             warnings.filterwarnings("ignore", "`broadcast_buffers` is deprecated", FutureWarning)
             self._ddp = DistributedDataParallel(
@@ -54,16 +52,8 @@ class DDP(GradientSync):
     def no_sync(self) -> AbstractContextManager[None]:
         return self._ddp.no_sync()
 
-    def ready(self, parameter: nn.Parameter) -> None:
-        self._has_come = True
-
     def finish(self) -> None:
-        """Nothing to do: the end of backward has waited. Raises UserError if torch has not, and other ranks may."""
-        if not self._has_come:
-            raise UserError(
-                "this rank's backward used no parameter, and torch's DDP waits for it on the others. Choose bucketed."
-            )
-        self._has_come = False
+        """Nothing to do: the end of backward has waited."""
 
     def detach(self) -> None:
         self._ddp._remove_autograd_hooks()

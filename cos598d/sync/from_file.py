@@ -7,25 +7,18 @@ from cos598d.errors import UsageError
 from cos598d.sync.base import GradientSync
 from cos598d.terminal.own_code import SUFFIXES, load_class
 
-CONTRACT = ("attach", "finish", "detach")
+CONTRACT = ("attach", "ready", "finish", "own_state", "detach")
 TEMPLATE = "template.py.txt"
 
 
 def load_own(name: str) -> type[GradientSync]:
     """The class that FILE.py:CLASS names. The path is relative to the working directory.
 
-    Raises UsageError if there is no such file or class, if the file cannot be imported, or if the class is no
-    GradientSync.
+    Raises UsageError if there is no such file or class, if the file cannot be imported, or if the class lacks what a
+    GradientSync has.
     """
     how = "Inherit them from GradientSync: class MySync(GradientSync)"
-    found = load_class(name, CONTRACT, "gradient sync", how)
-    path = name.rpartition(":")[0]
-    if not issubclass(found, GradientSync):
-        raise UsageError(
-            f"{found.__name__} in {path} does not inherit GradientSync. Write `from cos598d.sync.base import "
-            f"GradientSync` and `class {found.__name__}(GradientSync)`."
-        )
-    return found
+    return load_class(name, CONTRACT, "gradient sync", how)
 
 
 def write_template(path: Path) -> None:
@@ -36,7 +29,5 @@ def write_template(path: Path) -> None:
     try:
         with path.open("x", encoding="utf-8") as output:
             output.write(text.replace("FILE.py", path.name))
-    except FileExistsError:
-        raise UsageError(f"{path} exists already and is not overwritten. Give another name.") from None
     except OSError as error:
         raise UsageError(f"{path} cannot be written ({error.strerror}). Give another path.") from None

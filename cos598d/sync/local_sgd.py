@@ -1,11 +1,10 @@
 """Weights averaged every few steps instead of gradients in every step."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
-from torch import nn
 from torch._utils import _unflatten_dense_tensors
 
 from cos598d.state import load_optimizer, optimizer_state
@@ -41,23 +40,16 @@ class LocalSGD(GradientSync):
 
     options_kind: type[Options] = LocalSGDOptions
     takes_sparse = True
-
-    def attach(self, model: nn.Module) -> Callable:
-        self.steps, self.replicas_equal = 0, True  # equal until the first step, and from each average to the next step
-        return super().attach(model)
+    steps = 0
 
     def finish(self) -> None:
         """Nothing is sent: each rank trains by itself until the next average."""
 
     def after_step(self) -> None:
         self.steps += 1
-        self.replicas_equal = self.ranks == 1
+        self.replicas_equal = self.ranks == 1  # until the next average
         if self.steps % self.options.sync_every == 0:
-            self.share_weights()
-
-    def share_weights(self) -> None:
-        """As many steps as `sync_every` says were made since the last time."""
-        self.average_weights()
+            self.average_weights()
 
     def settle(self) -> None:
         if not self.replicas_equal:
@@ -70,7 +62,7 @@ class LocalSGD(GradientSync):
         self.replicas_equal = True
         for dtype in dict.fromkeys(p.dtype for _, p in self.parameters):
             weights: list[torch.Tensor] = [p for _, p in self.parameters if p.dtype == dtype]
-            flat = side_by_side(weights).div_(self.ranks)
+            flat = torch.cat([p.detach().flatten() for p in weights]).div_(self.ranks)
             with self.ledger.naming(f"weights of {str(dtype)[6:]}"):
                 dist.all_reduce(flat, group=self.group)
             torch._foreach_copy_(weights, _unflatten_dense_tensors(flat, weights))
@@ -84,8 +76,3 @@ class LocalSGD(GradientSync):
         self.steps = int(state["steps"])
         if self.optimizer:
             load_optimizer(self.optimizer, self.model, state)
-
-
-def side_by_side(weights: Sequence[torch.Tensor]) -> torch.Tensor:
-    """A copy of some tensors of one dtype in a flat one."""
-    return torch.cat([p.detach().flatten() for p in weights])

@@ -25,37 +25,30 @@ class BucketSizes(Options):
 
 
 @dataclass(frozen=True)
-class BucketViews(Options):
-    """For syncs that pack gradients: whether each .grad becomes a view of its bucket, so that nothing is copied back.
+class PackedOptions(Options):
+    """For syncs whose buckets have a size of their own: one gradient, or all.
 
-    A script that keeps a gradient after `zero_grad` then finds it overwritten by the next step.
+    gradient_as_bucket_view: whether each .grad becomes a view of its bucket, so that nothing is copied back. A script
+        that keeps a gradient after `zero_grad` then finds it overwritten by the next step.
+    compress: the codec, as in `codecs.py`; None for none.
     """
 
     gradient_as_bucket_view: bool = False
-
-
-@dataclass(frozen=True)
-class Compression(Options):
-    """For syncs whose buckets may be compressed: the codec, as in `codecs.py`; None for none."""
-
     compress: str | None = flag(
         None, "compression: bf16, fp16, int8, topk, topk:SHARE, powersgd or powersgd:RANK", group=SYNC_GROUP
     )
 
 
 @dataclass(frozen=True)
-class PackedOptions(BucketViews, Compression):
-    """For syncs whose buckets have a size of their own: one gradient, or all."""
+class BucketOptions(BucketSizes, PackedOptions):
+    """For syncs that may do everything with their buckets."""
 
 
 @dataclass(frozen=True)
-class PlainBucketOptions(BucketSizes, BucketViews):
+class PlainBucketOptions(BucketSizes):
     """For syncs whose buckets cannot be compressed."""
 
-
-@dataclass(frozen=True)
-class BucketOptions(BucketSizes, BucketViews, Compression):
-    """For syncs that may do everything with their buckets."""
+    gradient_as_bucket_view: bool = False
 
 
 @functools.cache
@@ -67,12 +60,7 @@ def sync_flags() -> type:
     return make_dataclass("SyncFlags", copies, frozen=True)
 
 
-def takers(option: str) -> list[str]:
-    """The names of the syncs that have this option."""
-    return [name for name in KNOWN if option in get_sync(name).options_kind.names()]
-
-
 def or_choose(option: str) -> str:
     """The end of a sentence that rejects an option for one sync: the syncs that take it, if any."""
-    names = takers(option)
+    names = [name for name in KNOWN if option in get_sync(name).options_kind.names()]
     return f", or choose one of {', '.join(names)}" if names else ""

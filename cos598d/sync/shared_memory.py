@@ -14,7 +14,7 @@ from cos598d.records.conventions import AGREEMENT
 from cos598d.sync.base import GradientSync, Named, Options
 from cos598d.sync.bucketed import Bucketed
 from cos598d.sync.buckets import Bucket
-from cos598d.sync.codecs import Codec, End
+from cos598d.sync.codecs import End
 from cos598d.sync.options import PlainBucketOptions
 from cos598d.world.network import network_identity
 
@@ -24,8 +24,8 @@ class SharedMemory(Bucketed):
 
     1. The gradients are assigned to buckets as in `bucketed`. When backward has computed a gradient, it is copied into
        its bucket in the rank's own segment, divided by n. A full bucket is announced.
-    2. When all ranks have filled a bucket, rank r adds up the r-th n-th of it from all segments into the result, and
-       announces that.
+    2. When all ranks have filled a bucket, rank r adds up the r-th n-th of it from all segments into the result: if it
+       can, while backward runs. At backward's end it announces that.
     3. When all ranks have added, every rank copies the whole bucket from the result into its own segment.
     These two waits are enough. Others read a rank's segment only in 2, so after the second wait it is the rank's own
     again. The result is written only in 2 of the next step, after all ranks have filled again, which a rank does only
@@ -52,40 +52,42 @@ class SharedMemory(Bucketed):
                 f"shared_memory needs all ranks on one host, and rank {hosts[1][0]} is on another host than rank 0. "
                 "Choose hierarchical."
             )
-        self._result: dict[Bucket, torch.Tensor] = {}
-        self._parts: dict[Bucket, list[torch.Tensor]] = {}
+        self._memory: dict[Bucket, torch.Tensor] = {}  # all ranks' segments, and the result, (n + 1, elements)
+        self._filled: dict[Bucket, Any] = {}  # announcements of buckets that are not added up yet
         return super().attach(model)
-
-    def make_codec(self) -> Codec:
-        return Codec(self.start_sum, group=self.group)
 
     def make_bucket(self, name: str, group: Sequence[Named]) -> Bucket:
         like = torch.empty(sum(p.numel() for _, p in group), dtype=group[0][1].dtype)
-        *segments, result = share(self, like, range(self.ranks), self.ranks + 1)
-        bucket = Bucket(name, group, self.ranks, self.options.gradient_as_bucket_view, segments[self.rank])
-        self._result[bucket] = result
-        self._parts[bucket] = [tensor.tensor_split(self.ranks)[self.rank] for tensor in (result, *segments)]
+        memory = share(self, like, self.ranks + 1)
+        bucket = Bucket(name, group, self.ranks, self.options.gradient_as_bucket_view, memory[self.rank])
+        self._memory[bucket] = memory
         return bucket
 
     def start(self, bucket: Bucket) -> End:
-        filled = self._announce("filled", bucket)
+        for earlier, filled in list(self._filled.items()):
+            if filled.is_completed():  # so less is left for backward's end
+                self._add_up(earlier)
+        self._filled[bucket] = self._announce("filled", bucket)
 
-        def add_up() -> End:
-            filled.wait()
-            total, first, *others = self._parts[bucket]
-            total.copy_(first)
-            for part in others:
-                total += part
+        def end() -> End:
+            self._add_up(bucket)
             added = self._announce("added up", bucket)
 
             def copy() -> None:
                 with self.ledger.composing("shared_memory", bucket.numbers, bucket.name):
                     added.wait()
-                    bucket.buffer.copy_(self._result[bucket])
+                    bucket.buffer.copy_(self._memory[bucket][-1])
 
             return copy
 
-        return add_up
+        return end
+
+    def _add_up(self, bucket: Bucket) -> None:
+        """Put the sum of this rank's part of all segments into the result, when all ranks have filled the bucket."""
+        if filled := self._filled.pop(bucket, None):
+            filled.wait()
+            own = self._memory[bucket].tensor_split(self.ranks, dim=1)[self.rank]
+            torch.sum(own[:-1], dim=0, out=own[-1])
 
     def _announce(self, done: str, bucket: Bucket) -> Any:
         """Tell all ranks that this one has done its part of the bucket. Wait for it to know that all have."""
@@ -94,7 +96,7 @@ class SharedMemory(Bucketed):
 
     def detach(self) -> None:
         """As in every sync. The memory is unmapped when the gradients that are views of it are freed too."""
-        self._result, self._parts = {}, {}
+        self._memory = {}
         super().detach()
 
 
@@ -110,26 +112,25 @@ def ranks_by_host(sync: GradientSync) -> list[list[int]]:
     return list(groups.values())
 
 
-def share(sync: GradientSync, like: torch.Tensor, members: Sequence[int], count: int) -> list[torch.Tensor]:
-    """`count` tensors like a flat one, in memory that the `members`, the ranks of this host, map. Every rank calls it.
+def share(sync: GradientSync, like: torch.Tensor, count: int) -> torch.Tensor:
+    """`count` rows like a flat tensor, in memory that all ranks map, which share a host. Every rank calls it.
 
-    1. The first member allocates a file of zeros in memory at once (memfd_create), and tells the others its process and
+    1. Rank 0 allocates a file of zeros in memory at once (memfd_create), and tells the others its process and
        descriptor. If there is not enough memory, this raises an error now; later the out-of-memory killer would end the
        run.
     2. They open it as /proc/PID/fd/N. It has no name, and is freed with the last process that maps or has it.
     Raises UserError, the same on every rank, if the memory cannot be shared.
     """
-    size, file, place, problem = count * max(1, like.nbytes), -1, None, ""
+    size, file, problem = count * like.nbytes, -1, ""
     try:
-        if sync.rank == members[0]:
+        if sync.rank == 0:
             file = os.memfd_create("cos598d", os.MFD_CLOEXEC)
             os.posix_fallocate(file, 0, size)
-            place = f"/proc/{os.getpid()}/fd/{file}"
     except (AttributeError, OSError) as error:  # AttributeError: only Linux has memfd_create
         problem = str(error)
-    place = sync.exchange(place)[members[0]]
+    place = sync.exchange(f"/proc/{os.getpid()}/fd/{file}")[0]
     try:
-        file = os.open(place, os.O_RDWR | os.O_CLOEXEC) if file < 0 and place else file
+        file = os.open(place, os.O_RDWR | os.O_CLOEXEC) if sync.rank else file
     except OSError as error:
         problem = str(error)
     for rank, its in enumerate(sync.exchange(problem)):  # now all have opened it
@@ -137,6 +138,6 @@ def share(sync: GradientSync, like: torch.Tensor, members: Sequence[int], count:
             raise UserError(
                 f"rank {rank} cannot share {size / 2**20:.0f} MiB of memory ({its}). Free memory, or choose bucketed."
             )
-    memory = torch.frombuffer(mmap.mmap(file, size), dtype=torch.uint8)[: count * like.nbytes]
+    memory = torch.frombuffer(mmap.mmap(file, size), dtype=torch.uint8)
     os.close(file)
-    return list(memory.view(like.dtype).view(count, -1))
+    return memory.view(like.dtype).view(count, -1)

@@ -10,7 +10,7 @@ from torch import nn
 from cos598d.errors import UserError
 from cos598d.records.conventions import AGREEMENT
 from cos598d.sync.bucketed import Bucketed
-from cos598d.sync.buckets import MIB
+from cos598d.sync.buckets import MIB, as_real
 
 LEAST_BYTES = MIB  # a smaller embedding fits into a bucket and costs almost nothing there
 
@@ -45,14 +45,11 @@ class SparseRows(Bucketed):
             for module in model.modules()
             if isinstance(module, nn.Embedding) and module.weight in self._marks
         ]
+        self._unions: dict[nn.Parameter, tuple[torch.Tensor, Any]] = {}  # with the call that makes each
         return super().attach(model)
 
     def plan(self, parameters):
         return super().plan([(name, p) for name, p in parameters if p not in self._marks])
-
-    def begin_step(self) -> None:
-        super().begin_step()
-        self._unions: dict[nn.Parameter, tuple[torch.Tensor, Any]] = {}  # with the call that makes each
 
     def ready(self, parameter: nn.Parameter) -> None:
         self._agree_on_rows()
@@ -61,11 +58,10 @@ class SparseRows(Bucketed):
 
     def finish(self) -> None:
         self._agree_on_rows()
-        unions = self._unions
         super().finish()
         for name, p in self.parameters:
-            if p in unions:
-                union, call = unions[p]
+            if p in self._unions:
+                union, call = self._unions.pop(p)
                 call.wait()
                 if self.is_used[p]:
                     self._average_rows(name, p, union)
@@ -91,9 +87,8 @@ class SparseRows(Bucketed):
         values = p.grad[rows]
         outside = (values.count_nonzero() != p.grad.count_nonzero()).to(p.dtype)
         together = torch.cat([values.flatten() / self.ranks, outside.view(1)])
-        numbers = torch.view_as_real(together) if together.is_complex() else together
         with self.ledger.naming(name):
-            dist.all_reduce(numbers, group=self.group)
+            dist.all_reduce(as_real(together), group=self.group)
         if together[-1].abs() > 0:
             raise UserError(
                 f"{name} has a gradient outside the rows that its embedding was asked for, so sparse_rows cannot send "

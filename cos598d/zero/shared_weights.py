@@ -60,13 +60,13 @@ class SharedWeights(ZeroOfRows):
 
     def make_bucket(self, name: str, group: Sequence[Named]) -> Any:
         unit, n, p = super().make_bucket(name, group), self.ranks, group[0][1]
-        (memory,) = share(self, p.new_empty((1 + n) * n * unit.length), range(n), 1)
+        (memory,) = share(self, p.new_empty((1 + n) * n * unit.length), 1)
         weights, *segments = memory.view(1 + n, -1)
         unit.hold(weights)
         unit.gradients, unit.arriving = segments[self.rank], memory.view(1 + n, n, -1)[1:, self.rank]
         if isinstance(unit, Table):
             values = [segment.view(-1, p.shape[1]) for segment in segments]
-            numbers = share(self, torch.empty(len(values[0]), dtype=torch.int64), range(n), n)
+            numbers = share(self, torch.empty(len(values[0]), dtype=torch.int64), n)
             self._tables[unit] = list(zip(numbers, values, strict=True))
         return unit
 

@@ -34,6 +34,7 @@ class Unit:
         self.average: Any = None
         self.call: Any = None
         self.views = {p: Piece(self, place) for place, (_, p) in enumerate(named)}
+        self.missing = set(self.views)  # to come in this step
         self.is_freed = False
         self.hold(self.empty())
 
@@ -64,6 +65,7 @@ class Unit:
 
     def take(self, parameter: nn.Parameter) -> None:
         """Move the parameter's gradient, zeros if it has none, into its place among the unit's."""
+        self.missing.discard(parameter)
         piece = self.views[parameter]
         if isinstance(parameter.grad, Unread):  # backward has left it out
             piece.make_room(parameter)
@@ -87,7 +89,7 @@ class Unit:
             kept, piece.kept = piece.kept, None
             piece.part.grad = average if kept is None else kept if average is None else kept.add_(average)
             p.grad = None if piece.part.grad is None else piece.unread
-        self.average = None
+        self.average, self.missing = None, set(self.views)
 
     def free(self) -> None:
         """Give back the weights' memory. A parameter is NaN from here: one number, which stands for all."""

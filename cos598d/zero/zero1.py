@@ -14,7 +14,7 @@ from cos598d.errors import UserError
 from cos598d.records.conventions import AGREEMENT, PARAMETERS
 from cos598d.sync.base import Named, Options
 from cos598d.sync.bucketed import Bucketed
-from cos598d.sync.codecs import Codec, End
+from cos598d.sync.codecs import End
 from cos598d.sync.hooks import weakly
 from cos598d.sync.options import BucketSizes
 from cos598d.zero.collectives import average_of, start_all_gather, start_reduce_scatter
@@ -64,9 +64,6 @@ class Zero1(Bucketed):
 
     def make_bucket(self, name: str, group: Sequence[Named]) -> Any:
         return Unit(name, group, self.rank, self.ranks)
-
-    def make_codec(self) -> Codec:
-        return Codec(self.start_sum)
 
     def shard(self, optimizer: torch.optim.Optimizer) -> None:
         """Make the optimizer step this rank's pieces in place of whole parameters. Raises UserError if it cannot."""
