@@ -43,7 +43,6 @@ def parallelize(
     """
     made = make_sync(sync, group, ledger, **options)
     parallel = Parallel(model, made, make_optimizer(list(model.parameters())))
-    assert parallel.optimizer is not None
     return parallel, parallel.optimizer
 
 
@@ -98,7 +97,8 @@ class Parallel(nn.Module):
         self._is_asked = False  # autograd is to call back at the end of this backward
         self._has_begun = False  # gradients have come since the last average
         self.__dict__["_call"] = sync.attach(module)  # no child of this module, whatever it is
-        self.optimizer = sync.optimizer = None if optimizer is None else sync.take_optimizer(optimizer)
+        self.optimizer: Any = None if optimizer is None else sync.take_optimizer(optimizer)
+        sync.optimizer = self.optimizer
         self._given = [
             (owner._parameters, key, p, p.shape, p.dtype, p.requires_grad)
             for owner in module.modules()
@@ -145,8 +145,7 @@ class Parallel(nn.Module):
         """Scale the averaged gradient down to this L2 norm at most. Return the norm that it had, over all ranks."""
         if self._shards:
             return self._shards.clip(max_norm)
-        groups = [{"params": self.module.parameters()}] if self.optimizer is None else self.optimizer.param_groups
-        parameters = [p for group in groups for p in group["params"] if p.grad is not None]
+        parameters = [p for p in self.module.parameters() if p.grad is not None]
         norm = nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
         nn.utils.clip_grads_with_norm_(parameters, max_norm, norm)
         return norm
@@ -209,8 +208,7 @@ class Parallel(nn.Module):
             )
         for parameters, key, p, shape, dtype, trained in self._given:
             now = parameters.get(key)
-            is_lent = isinstance(now, torch.Tensor) and not isinstance(now, nn.Parameter)  # by torch.func
-            if (now is not p and not is_lent) or p.shape != shape or p.dtype != dtype or p.requires_grad > trained:
+            if now is not p or p.shape != shape or p.dtype != dtype or p.requires_grad > trained:
                 raise UserError(
                     f"a parameter called {key} is not the one that was wrapped, has another shape or dtype, or trains "
                     "although it was frozen. Change the model before it is wrapped, or detach() and wrap it again."

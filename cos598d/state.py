@@ -49,10 +49,11 @@ def load_optimizer(optimizer: torch.optim.Optimizer, model: nn.Module, state: Ma
     """Let it remember copies of what `optimizer_state` gave, and nothing else."""
     optimizer.state.clear()
     of_parameter = by_parameter(state)
+    numbers = numbers_of(of_parameter)
     for name, p in model.named_parameters():
         for kind, value in of_parameter.get(name, {}).items():
-            is_number = value.dim() == 0 and (p.dim() > 0 or kind == "step")
-            optimizer.state[p][kind] = value.to(number_device(optimizer, p) if is_number else p.device, copy=True)
+            device = number_device(optimizer, p) if kind in numbers else p.device
+            optimizer.state[p][kind] = value.to(device, copy=True)
 
 
 def by_parameter(state: Mapping[str, torch.Tensor]) -> dict[str, dict[str, torch.Tensor]]:
@@ -63,6 +64,12 @@ def by_parameter(state: Mapping[str, torch.Tensor]) -> dict[str, dict[str, torch
         if kind not in OF_MODEL:
             found.setdefault(name, {})[kind] = value
     return found
+
+
+def numbers_of(of_parameter: Mapping[str, Mapping[str, torch.Tensor]]) -> set[str]:
+    """The kinds that are one number of each parameter, whatever its shape."""
+    every = [item for kinds in of_parameter.values() for item in kinds.items()]
+    return {kind for kind, _ in every} - {kind for kind, value in every if value.dim()}
 
 
 def number_device(optimizer: torch.optim.Optimizer, p: nn.Parameter) -> Any:

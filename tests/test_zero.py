@@ -12,7 +12,7 @@ from sync_cases import SHARDED, SINGLE, adamw, make_model, options_of, sgd, trai
 from cos598d.comm.ledger import Ledger
 from cos598d.memory import held
 from cos598d.parallel import parallelize
-from cos598d.zero import collectives, zero1
+from cos598d.zero import collectives, unit, zero1
 
 # Beside those of test_parity.py: how it is trained, and within what the weights are those of one process.
 WAYS = {
@@ -71,7 +71,7 @@ MUTANTS = {
     "the first rank's part is everyone's": (zero1, "start_reduce_scatter", _first_part_to_all),
     "a part lands in its neighbour's place": (collectives.dist, "isend", _to_neighbour),
     "the norm is only this rank's": (zero1.Zero1, "sum_over_ranks", lambda right: lambda self, squares: squares),
-    "what was added in no_sync is lost": (zero1.Zero1, "make_room", _dropping),
+    "what was added in no_sync is lost": (unit.Piece, "make_room", _dropping),
 }  # fmt: skip
 CLIP = {"the norm is only this rank's": 0.05}  # elsewhere a clip would hide a wrong divisor
 

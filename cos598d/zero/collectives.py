@@ -42,8 +42,7 @@ def start_all_gather(
     all-gather lands in new memory, is copied from there, and takes twice the processor's time.) Units may then be
     started in another order on every rank. On other devices it is the backend's collective, in one order on all ranks.
     """
-    parts = flat.view(unit.ranks, -1)
-    own = parts[unit.rank]
+    own = unit.part_of(flat)
     if unit.ranks == 1:
         return lambda: None
     if flat.device.type != "cpu":
@@ -51,10 +50,12 @@ def start_all_gather(
         with sync.ledger.naming(name, purpose):
             under_way: Any = gather(flat, own.clone(), group=sync.group, async_op=True)
         return under_way.wait
-    others = [rank for rank in range(unit.ranks) if rank != unit.rank]
     with sync.ledger.composing("all_gather", own, name, purpose, ends_later=True) as end:
-        calls: list[Any] = [dist.irecv(parts[rank], sync.peer(rank), sync.group, unit.number) for rank in others]
-        calls += [dist.isend(own, sync.peer(rank), sync.group, unit.number) for rank in others]
+        calls: list[Any] = []
+        for rank, part in enumerate(flat.view(unit.ranks, -1)):
+            if rank != unit.rank:
+                calls.append(dist.irecv(part, sync.peer(rank), sync.group, unit.number))
+                calls.append(dist.isend(own, sync.peer(rank), sync.group, unit.number))
 
     def wait() -> None:
         for call in calls:

@@ -7,6 +7,8 @@ from torch import nn
 from cos598d.errors import UserError
 from cos598d.zero.unit import Unit
 
+LISTS = nn.ModuleList | nn.ModuleDict | nn.Sequential
+
 
 def owners(model: nn.Module) -> dict[nn.Parameter, nn.Module]:
     """The layer that has each parameter: a member of the model's outermost lists, or a child next to such a list.
@@ -20,13 +22,14 @@ def owners(model: nn.Module) -> dict[nn.Parameter, nn.Module]:
         if module._compiled_call_impl is not None:
             return
         is_called = type(module).forward is not nn.Module.forward
-        is_leaf = is_member or hasattr(module, "_orig_mod") or not any(map(_is_list, module.modules()))
+        has_lists = any(isinstance(part, LISTS) for part in module.modules())
+        is_leaf = is_member or hasattr(module, "_orig_mod") or not has_lists
         if module is not model and is_called and is_leaf:
             for p in module.parameters():
                 users[p].append(module)
             return
         for child in module.children():
-            walk(child, _is_list(module))
+            walk(child, isinstance(module, LISTS))
 
     if not hasattr(model, "_orig_mod"):  # as torch.compile(model) returns it
         walk(model, False)
@@ -37,21 +40,16 @@ def by_layer(model: nn.Module, units: Sequence[Unit]) -> dict[nn.Module, list[Un
     """The units of each layer's parameters."""
     layer_of, found = owners(model), dict[nn.Module, list[Unit]]()
     for unit in units:
-        for layer in dict.fromkeys(layer_of[p] for _, p in unit.named):
+        for layer in dict.fromkeys(layer_of[p] for p in unit.views):
             found.setdefault(layer, []).append(unit)
     return found
-
-
-def _is_list(module: nn.Module) -> bool:
-    return isinstance(module, nn.ModuleList | nn.ModuleDict | nn.Sequential)
 
 
 def refuse_max_norm(model: nn.Module) -> None:
     """Raise UserError if a forward of the model changes weights: the ranks that own them would not see it."""
     for name, module in model.named_modules():
-        if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.max_norm is not None:
+        if getattr(module, "max_norm", None) is not None:
             raise UserError(
-                f"{name or 'the model'} has max_norm {module.max_norm:g}, so its forward changes the rows that this "
-                "rank looks up, and other ranks would not learn it. Set max_norm to None and scale the rows after "
-                "optimizer.step()."
+                f"{name or 'the model'} has max_norm, so its forward changes the rows that this rank looks up, and "
+                "other ranks would not learn it. Set max_norm to None and scale the rows after optimizer.step()."
             )

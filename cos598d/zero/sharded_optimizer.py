@@ -30,11 +30,8 @@ class ShardedOptimizer(torch.optim.Optimizer):
         super().__init__([dict(group) for group in self._own.param_groups], self._own.defaults)
         every = enumerate(p for group in self.param_groups for p in group["params"])
         buckets = plan_buckets([(str(place), p) for place, p in every if p.numel()], BUCKET_MB, BUCKET_MB)
-        cut = self._sync.rank, self._sync.ranks
-        self._units = [Unit(place, f"bucket {place}", bucket, *cut) for place, bucket in enumerate(buckets)]
-        for unit in self._units:
-            unit.hold(unit.empty())
-        self._shards = Shards(self._units, self._own)
+        units = [Unit(f"bucket {k}", bucket, self._sync.rank, self._sync.ranks) for k, bucket in enumerate(buckets)]
+        self._shards = Shards(units, self._own)
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -43,13 +40,13 @@ class ShardedOptimizer(torch.optim.Optimizer):
             loss = None if closure is None else closure()
         for group, own in zip(self.param_groups, self._own.param_groups, strict=True):
             own.update({key: value for key, value in group.items() if key != "params"})
-        for unit in self._units:
-            unit.check_places()
-        for piece in self._shards.pieces:
-            gradient = piece.parameter.grad
-            piece.part.grad = None if gradient is None else piece.of(gradient.to_dense())
+        for unit in self._shards.units:
+            unit.check()
+        for p, piece in self._shards.piece_of.items():
+            piece.part.grad = None if p.grad is None else piece.of(p.grad.to_dense())
         self._own.step()
-        for arrive in [start_all_gather(self._sync, unit, unit.weights, unit.name) for unit in self._units]:
+        gathers = [start_all_gather(self._sync, unit, unit.weights, unit.name) for unit in self._shards.units]
+        for arrive in gathers:
             arrive()
         return loss
 

@@ -3,13 +3,16 @@
 from collections.abc import Iterator, Mapping, Sequence
 
 import torch
+from torch import nn
 
+from cos598d.errors import UserError
 from cos598d.records.conventions import STATE
-from cos598d.state import by_parameter, number_device
+from cos598d.state import by_parameter, number_device, numbers_of
 from cos598d.sync.base import GradientSync
 from cos598d.zero.collectives import start_all_gather
-from cos598d.zero.elementwise import kinds_of_state
 from cos598d.zero.unit import Piece, Unit
+
+ELEMENTWISE = ("SGD", "Adam", "AdamW", "NAdam", "RAdam", "Adamax", "Adadelta", "RMSprop")  # of torch's optimizers
 
 
 class Shards:
@@ -21,22 +24,40 @@ class Shards:
     """
 
     def __init__(self, units: Sequence[Unit], optimizer: torch.optim.Optimizer):
-        self.optimizer, self._kinds = optimizer, kinds_of_state(optimizer)
-        self.pieces = [Piece(unit, place) for unit in units for place in range(len(unit.named))]
-        self.piece_of = {piece.parameter: piece for piece in self.pieces}
+        """Raises UserError for an optimizer of which nobody says that it treats every element by itself."""
+        kind = type(optimizer)
+        if kind not in [getattr(torch.optim, name) for name in ELEMENTWISE] and not getattr(kind, "elementwise", False):
+            raise UserError(
+                f"{kind.__name__} may not step shards of parameters as whole ones. Take {', '.join(ELEMENTWISE)}, "
+                "set elementwise = True in a class of your own that treats every element by itself, or choose a sync "
+                "without shards, such as bucketed."
+            )
+        self.optimizer, self.units = optimizer, units
+        self.piece_of = {p: piece for unit in units for p, piece in unit.views.items()}
+        for number, unit in enumerate(units):
+            unit.number = number
+        for piece in self.piece_of.values():
+            piece.part = nn.Parameter(piece.unit.part[piece.place])
         for group in optimizer.param_groups:
             group["params"] = [self.piece_of[p].part if p in self.piece_of else p for p in group["params"]]
         optimizer.state.clear()
 
+    def take_gradients(self) -> list[Piece]:
+        """Use what the script has written into .grad. Return the pieces that have gradients."""
+        for piece in self.piece_of.values():
+            piece.take_own()
+        return [piece for piece in self.piece_of.values() if piece.part.grad is not None]
+
     def whole_state(self, sync: GradientSync) -> Iterator[tuple[str, torch.Tensor]]:
         """What the optimizers of all ranks remember, whole, unit by unit. Every rank iterates to the end."""
-        for unit in dict.fromkeys(piece.unit for piece in self.pieces):
-            states = [(piece, self.optimizer.state.get(piece.part, {})) for piece in self.pieces if piece.unit is unit]
-            for kind, is_number in self._kinds.items():
-                found = {piece: value for piece, of in states if (value := of.get(kind)) is not None}
-                if is_number:
-                    yield from ((f"{kind}/{piece.name}", torch.as_tensor(one).cpu()) for piece, one in found.items())
-                elif found:
+        for unit in self.units:
+            states = {piece: self.optimizer.state.get(piece.part, {}) for piece in unit.views.values()}
+            for kind in dict.fromkeys(kind for of in states.values() for kind in of):
+                values = {piece: of.get(kind) for piece, of in states.items()}
+                found = {piece: torch.as_tensor(value) for piece, value in values.items() if value is not None}
+                if all(value.dim() == 0 for value in found.values()):
+                    yield from ((f"{kind}/{piece.name}", value.cpu()) for piece, value in found.items())
+                else:
                     whole = unit.empty(next(iter(found.values())).dtype)
                     for piece, value in found.items():
                         unit.part_of(whole)[piece.place] = value
@@ -47,9 +68,10 @@ class Shards:
         """Let this rank's optimizer remember its pieces of a whole state, and nothing else."""
         self.optimizer.state.clear()
         of_parameter = by_parameter(state)
-        for piece in self.pieces:
+        numbers = numbers_of(of_parameter)
+        for piece in self.piece_of.values():
             for kind, value in of_parameter.get(piece.name, {}).items():
-                is_number = self._kinds.get(kind, True)
+                is_number = kind in numbers
                 device = number_device(self.optimizer, piece.part) if is_number else piece.part.device
                 own = value.to(device) if is_number else piece.of(value.to(device))
                 self.optimizer.state[piece.part][kind] = own.clone()

@@ -1,6 +1,6 @@
 """ZeRO stage 1 on one host: weights stored once, in memory that all ranks map; each steps its n-th of them in place."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -13,7 +13,7 @@ from cos598d.sync.base import Named
 from cos598d.sync.options import BucketSizes
 from cos598d.sync.shared_memory import ranks_by_host, share
 from cos598d.zero.collectives import average_of
-from cos598d.zero.rows import Rows, ZeroOfRows, average_rows
+from cos598d.zero.rows import Rows, Table, ZeroOfRows
 from cos598d.zero.unit import Unit
 
 
@@ -55,22 +55,23 @@ class SharedWeights(ZeroOfRows):
         self._meet("wrapped")
         return call
 
-    def make_table(self, number: int, named: Named) -> Unit:
-        return Unit(number, named[0], [named], self.rank, self.ranks, align=named[1].shape[1])  # cut between rows
+    def make_table(self, name: str, group: Sequence[Named]) -> Table:
+        return Table(name, group, self.rank, self.ranks, align=group[0][1].shape[1])  # cut between rows
 
-    def lay(self, unit: Unit) -> None:
-        n, p = self.ranks, unit.named[0][1]
+    def make_bucket(self, name: str, group: Sequence[Named]) -> Any:
+        unit, n, p = super().make_bucket(name, group), self.ranks, group[0][1]
         (memory,) = share(self, p.new_empty((1 + n) * n * unit.length), 1)
         weights, *segments = memory.view(1 + n, -1)
         unit.hold(weights)
         unit.gradients, unit.arriving = segments[self.rank], memory.view(1 + n, n, -1)[1:, self.rank]
-        if self.has_rows(unit):
+        if isinstance(unit, Table):
             values = [segment.view(-1, p.shape[1]) for segment in segments]
             numbers = share(self, torch.empty(len(values[0]), dtype=torch.int64), n)
             self._tables[unit] = list(zip(numbers, values, strict=True))
+        return unit
 
-    def begin_forward(self) -> None:
-        super().begin_forward()
+    def check_places(self) -> None:
+        super().check_places()
         for (name, p), version in zip(self.parameters, self._versions, strict=True):
             if p._version != version:
                 raise UserError(
@@ -78,24 +79,23 @@ class SharedWeights(ZeroOfRows):
                     "change it. Choose zero1."
                 )
 
-    def start_sum(self, unit: Unit) -> None:
-        if self.has_rows(unit):
-            found, own = self._rows.pop(unit), self._tables[unit][self.rank]
+    def start_parts(self, unit: Unit) -> Any:
+        if isinstance(unit, Table):
+            own = self._tables[unit][self.rank]
             own[0].fill_(-1)
-            for all_rows, rows in zip(own, found, strict=True):
+            for all_rows, rows in zip(own, unit.rows, strict=True):
                 all_rows[: len(rows)] = rows
-        self.under_way.append((unit, self._announce(f"filled {unit.name}")))
+        return self._announce(f"filled {unit.name}")
 
     def average_part(self, unit: Unit) -> torch.Tensor:
-        if self.has_rows(unit):
-            return average_rows(unit, self._tables[unit], self.ranks)
+        if isinstance(unit, Table):
+            return unit.average_of(self._tables[unit], self.ranks)
         return average_of(unit.arriving)  # not into the rank's own segment, which is one of those that are read
 
     def agree(self, has: list[bool]) -> list[bool]:
-        self.end_sums()
-        if not self.options.find_unused_parameters:
-            self._meet("averaged")  # else the agreement is a meeting, too
-        return super().agree(has)
+        for unit in self.buckets:
+            self.end(unit)
+        return [users > 0 for users in self.count(has)]  # a meeting, too: now all ranks have averaged
 
     def before_step(self) -> None:
         super().before_step()
@@ -109,8 +109,8 @@ class SharedWeights(ZeroOfRows):
         self._meet("settled")  # before a rank loads other weights, all have come here, and read theirs no more
 
     def load_whole(self, state: Mapping[str, torch.Tensor]) -> None:
-        super().load_whole(state)
         self._versions = [p._version for _, p in self.parameters]
+        super().load_whole(state)
         self._meet("loaded a state")
 
     def detach(self) -> None:

@@ -1,12 +1,15 @@
 """ZeRO stage 1 between hosts: of large embeddings only the looked-up rows of gradients are sent, and no weights."""
 
+from collections.abc import Sequence
+from typing import Any
+
 import torch
 import torch.distributed as dist
 from torch import nn
 
 from cos598d.records.conventions import AGREEMENT, GRADIENTS
 from cos598d.sync.base import Named
-from cos598d.zero.rows import ZeroOfRows, average_rows
+from cos598d.zero.rows import Table, ZeroOfRows
 from cos598d.zero.unit import Unit
 
 
@@ -22,7 +25,7 @@ class SparseZero1(ZeroOfRows):
        weights are sent.
 
     Cost for weights of S bytes in B units and E more in T embeddings, of which a rank looked up at most u bytes:
-    2B + 2T calls. Every rank sends 2(n-1)/n S, and (n-1)(1 + 8/width) u; `zero1` sends 2(n-1)/n (S + E). Memory: as
+    2B + 3T calls. Every rank sends 2(n-1)/n S, and (n-1)(1 + 8/width) u; `zero1` sends 2(n-1)/n (S + E). Memory: as
     `zero1` for S, and E of weights, E of gradients and, with AdamW, 2E of state. Every rank steps E, where `zero1`
     steps E/n. Choose it between hosts, with gather_in_forward (DeAR, Zhang et al., arXiv 2302.12445): the slower the
     links, the more it saves.
@@ -30,26 +33,20 @@ class SparseZero1(ZeroOfRows):
 
     most_mb = 3.6  # MiniLM's layers have three units each, so the first is sent while the rest is computed
 
-    def make_table(self, number: int, named: Named) -> Unit:
-        return Unit(number, named[0], [named], rank=0, ranks=1)  # every rank has, and steps, all of it
+    def make_table(self, name: str, group: Sequence[Named]) -> Table:
+        return Table(name, group, rank=0, ranks=1)  # every rank has, and steps, all of it
 
-    def start_sum(self, unit: Unit) -> None:
-        if not self.has_rows(unit):
-            super().start_sum(unit)
-
-    def end_sums(self) -> None:
-        tables = [unit for unit in self.units if self.has_rows(unit)]
-        own = torch.tensor([len(self._rows[unit][0]) for unit in tables])
-        counts = torch.stack(self._gathered(own, "rows of each rank", AGREEMENT)).tolist() if tables else []
-        for unit, lengths in zip(tables, zip(*counts, strict=True), strict=True):
-            numbers, values = self._rows.pop(unit)
-            lacking = max(lengths) - len(numbers)
-            numbers_of = self._gathered(nn.functional.pad(numbers, (0, lacking)), unit.name)
-            values_of = self._gathered(nn.functional.pad(values, (0, 0, 0, lacking)), unit.name)
-            every = zip(numbers_of, values_of, lengths, strict=True)
-            rows = [(its_numbers[:length], its_values[:length]) for its_numbers, its_values, length in every]
-            self.averages[unit] = average_rows(unit, rows, self.ranks)
-        super().end_sums()
+    def start_parts(self, unit: Unit) -> Any:
+        if not isinstance(unit, Table):
+            return super().start_parts(unit)
+        numbers, values = unit.rows
+        lengths = self._gathered(torch.tensor(len(numbers)), f"rows of {unit.name}", AGREEMENT)
+        lacking = int(max(lengths)) - len(numbers)
+        numbers_of = self._gathered(nn.functional.pad(numbers, (0, lacking)), unit.name)
+        values_of = self._gathered(nn.functional.pad(values, (0, 0, 0, lacking)), unit.name)
+        every = zip(numbers_of, values_of, lengths, strict=True)
+        unit.average = unit.average_of([(each[:count], its[:count]) for each, its, count in every], self.ranks)
+        return None  # nothing is under way
 
     def _gathered(self, tensor: torch.Tensor, name: str, purpose: str = GRADIENTS) -> list[torch.Tensor]:
         """Every rank's tensor, all of one shape."""

@@ -1,6 +1,6 @@
 """A unit: some parameters side by side in one flat tensor, which is cut into a part for each rank."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from typing import Any
 
@@ -15,23 +15,28 @@ from cos598d.zero.unread import Unread
 class Unit:
     """Some parameters of one dtype, side by side in a flat tensor that is padded and cut into n equal parts.
 
-    A parameter keeps its own strides if its memory is dense, as a channels_last weight's is.
+    A parameter keeps its own strides if its memory is dense, as a channels_last weight's is. A unit is filled and
+    handed out as a bucket is (`sync/buckets.py`).
 
-    weights: the flat tensor, of which the parameters are views. part: rank r's n-th of it.
-    gradients: this rank's, in the same layout, while they are collected. arriving: all ranks' gradients of part r,
-    (n, length). Both are None where there are none.
+    weights: the flat tensor, of which the parameters are views. part: rank r's n-th of it. views: this rank's piece of
+    each parameter. gradients: this rank's, in the same layout, while they are collected. call: brings all ranks'
+    gradients of part r, (n, length), into `arriving`. average: of part r. The last four are None where there are none.
     """
 
-    def __init__(self, number: int, name: str, named: Sequence[Named], rank: int, ranks: int, align: int = 1):
+    def __init__(self, name: str, named: Sequence[Named], rank: int, ranks: int, align: int = 1):
         """A part is a multiple of `align` elements: of a row, where a matrix must be cut between rows."""
-        self.number, self.name, self.named, self.rank, self.ranks = number, name, list(named), rank, ranks
+        self.number, self.name, self.named, self.rank, self.ranks = 0, name, list(named), rank, ranks
         self.begins = list(accumulate((p.numel() for _, p in named), initial=0))
         self.strides = [torch.empty_like(p, device="meta").stride() for _, p in named]
         self.length = max(1, -(-self.begins[-1] // (ranks * align))) * align
-        self.weights = self.part = self._nans = torch.empty(0)
         self.gradients: Any = None
         self.arriving: Any = None
+        self.average: Any = None
+        self.call: Any = None
+        self.views = {p: Piece(self, place) for place, (_, p) in enumerate(named)}
+        self.missing = set(self.views)  # to come in this step
         self.is_freed = False
+        self.hold(self.empty())
 
     def empty(self, dtype: torch.dtype | None = None) -> torch.Tensor:
         """A new flat tensor of this layout, (n x length,). Its values are not set."""
@@ -45,14 +50,46 @@ class Unit:
         for place, (_, p) in zip(self._places, self.named, strict=True):
             p.data = place.copy_(p.data)
 
-    def check_places(self) -> None:
+    def check(self) -> None:
         """Raise UserError if the script has given a parameter other memory, or has changed one that is freed."""
-        for own, (name, p) in zip(self._nans if self.is_freed else self._places, self.named, strict=True):
+        for own, piece in zip(self._nans if self.is_freed else self._places, self.views.values(), strict=True):
+            p = piece.parameter
             if p.data_ptr() != own.data_ptr() or (self.is_freed and not own.isnan()):
                 raise UserError(
-                    f"{name} was given other memory, as by p.data = values, or was changed while its weights were on "
-                    "other ranks. Change weights in place, as by p.copy_(values), and under zero3 only after settle()."
+                    f"{piece.name} was given other memory, as by p.data = values, or was changed while its weights "
+                    "were on other ranks. Change weights in place, as by p.copy_(values), and under zero3 only after "
+                    "settle()."
                 )
+            if piece.part.grad is None and isinstance(p.grad, Unread):  # by optimizer.zero_grad()
+                p.grad = None
+
+    def take(self, parameter: nn.Parameter) -> None:
+        """Move the parameter's gradient, zeros if it has none, into its place among the unit's."""
+        self.missing.discard(parameter)
+        piece = self.views[parameter]
+        if isinstance(parameter.grad, Unread):  # backward has left it out
+            piece.make_room(parameter)
+        self.put(piece, parameter.grad)
+        parameter.grad = None if parameter.grad is None else piece.unread
+
+    def put(self, piece: "Piece", gradient: torch.Tensor | None) -> None:
+        """Copy a gradient to the others."""
+        if self.gradients is None:
+            self.gradients = self.empty()
+        view = self.view(self.gradients, piece.number)
+        if gradient is None:
+            view.zero_()
+        else:
+            view.copy_(gradient.to_dense())
+
+    def hand_out(self, is_used: Mapping[nn.Parameter, bool]) -> None:
+        """Give each piece its average, which is added to what it has kept. One that no rank used gets None."""
+        for p, piece in self.views.items():
+            average = self.average[piece.place] if is_used[p] else None
+            kept, piece.kept = piece.kept, None
+            piece.part.grad = average if kept is None else kept if average is None else kept.add_(average)
+            p.grad = None if piece.part.grad is None else piece.unread
+        self.average, self.missing = None, set(self.views)
 
     def free(self) -> None:
         """Give back the weights' memory. A parameter is NaN from here: one number, which stands for all."""
@@ -88,20 +125,44 @@ class Piece:
     """What this rank has, and steps, of a unit's parameter. It may have no elements.
 
     place: where it lies in the rank's part. part: that as a parameter by itself, for an optimizer.
-    unread: what .grad is while the rank has only this piece of the average.
+    unread: what .grad is while the rank has only this piece of the average. kept: an average to which that of another
+    backward is added.
     """
+
+    part: nn.Parameter  # made with the optimizer that steps it
+    kept: torch.Tensor | None = None
 
     def __init__(self, unit: Unit, number: int):
         self.unit, self.number, (self.name, self.parameter) = unit, number, unit.named[number]
         first, begin = unit.rank * unit.length, unit.begins[number]
         low = max(begin, first)
         high = max(low, min(begin + self.parameter.numel(), first + unit.length))
-        self.place, self._begin, self._strides = slice(low - first, high - first), low - begin, unit.strides[number]
-        self.part, self.unread = nn.Parameter(unit.part[self.place]), Unread(self.parameter)
+        self.place, self._begin = slice(low - first, high - first), low - begin
+        self.unread = Unread(self.parameter)
 
     def of(self, whole: torch.Tensor) -> torch.Tensor:
         """This piece of a tensor of the parameter's shape, with any strides, as a flat tensor."""
-        if whole.stride() != self._strides:
-            whole = torch.empty_strided(whole.shape, self._strides, dtype=whole.dtype, device=whole.device).copy_(whole)
+        strides = self.unit.strides[self.number]
+        if whole.stride() != strides:
+            whole = torch.empty_strided(whole.shape, strides, dtype=whole.dtype, device=whole.device).copy_(whole)
         flat = whole.as_strided((whole.numel(),), (1,))
         return flat[self._begin : self._begin + self.part.numel()]
+
+    def make_room(self, parameter: nn.Parameter) -> None:
+        """A gradient is about to be added to .grad. If an average is there, it is kept, since it has no room there."""
+        if isinstance(parameter.grad, Unread):
+            parameter.grad = None
+            if self.part.grad is not None:
+                self.kept = self.part.grad.clone()  # its memory gets the next backward's
+        elif parameter.grad is None:  # the script has dropped it
+            self.kept = None
+
+    def take_own(self) -> None:
+        """Use what the script has written into .grad, in place of the average."""
+        p, (kept, self.kept) = self.parameter, (self.kept, None)
+        if p.grad is None:
+            self.part.grad = None
+        elif not isinstance(p.grad, Unread):
+            own = self.of(p.grad.to_dense()).detach()
+            self.part.grad = own.clone() if kept is None else kept.add_(own)  # the last backward was in no_sync
+            p.grad = self.unread

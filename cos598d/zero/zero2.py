@@ -18,28 +18,21 @@ class Zero2(Zero1):
        micro-batches is an error on all ranks.
 
     Cost with a micro-batches per step: every rank sends a (n-1)/n S of gradients and (n-1)/n S of weights. Memory: as
-    stage 1, but S/n of gradients from backward to the step, and within backward two units and where they arrive. Choose
+    stage 1, but S/n of gradients from backward to the step, and within backward the units that are on their way. Choose
     it if stage 1's gradients do not fit. Without accumulation it sends no more.
     """
 
     every_backward = True
-    most_under_way: float = 2  # sums at a time: more would hold more memory, and hide no more time
-
-    def start_sum(self, unit: Unit) -> None:
-        while len(self.under_way) >= self.most_under_way:
-            self.end_first()
-        super().start_sum(unit)
 
     def average_part(self, unit: Unit) -> torch.Tensor:
         average, unit.gradients, unit.arriving = average_of(unit.arriving), None, None
         return average
 
     def agree(self, has: list[bool]) -> list[bool]:
-        has = super().agree(has)
-        (inside,) = self.count([not self.ends_step])
+        *users, inside = self.count([*has, not self.ends_step])
         if 0 < inside < self.ranks:
             raise UserError(
                 f"{inside} of {self.ranks} ranks are inside no_sync, and the others end their step: the ranks have "
                 "different numbers of micro-batches. Give every rank as many: every backward is reduced."
             )
-        return has
+        return [count > 0 for count in users]

@@ -1,7 +1,7 @@
 """ZeRO stage 3: every rank keeps the weights of its n-th alone, and gathers a layer's just before it computes."""
 
-import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -10,8 +10,8 @@ from torch.utils import _pytree as pytree
 
 from cos598d.errors import UserError
 from cos598d.records.conventions import PARAMETERS, WHOLE_WEIGHTS
-from cos598d.sync.base import Named
-from cos598d.sync.options import Options
+from cos598d.sync.base import Named, Options
+from cos598d.sync.codecs import End
 from cos598d.zero.layers import by_layer, owners
 from cos598d.zero.unit import Unit
 from cos598d.zero.zero2 import Zero2
@@ -22,13 +22,12 @@ class Zero3(Zero2):
 
     1. A unit is a layer's parameters (`layers.owners`). Embeddings that are only looked up are a unit of their own.
        Rank r keeps part r. What belongs to no layer, or to several, is the model's own unit.
-    2. Before a layer's forward its weights are gathered, and meanwhile the next layer's, in the order of the last
-       forward. After it they are freed. The model's own stay from its forward to backward's end.
+    2. Before a layer's forward its weights are gathered, and meanwhile the next layer's, in the order of
+       registration. After it they are freed. The model's own stay from its forward to backward's end.
     3. When backward reaches a layer's output, its weights are gathered again, and meanwhile those of the layer before.
        Looked-up ones are not, since the gradient of a lookup does not depend on them. A rank whose backward leaves out
        a layer sends its part all the same, when it reaches the layer before.
-    4. A unit's weights are freed with its last gradient, whose reduce-scatter starts, as in stage 2. If backward builds
-       a graph of itself, nothing is freed until a backward has gradients of weights.
+    4. A unit's weights are freed with its last gradient, whose reduce-scatter starts, as in stage 2.
 
     Only a layer's own forward can read its weights; elsewhere they are NaN until `settle()`, and must not be changed.
     Every rank must call the same layers in the same order, also in evaluation, except after `settle()`.
@@ -39,100 +38,87 @@ class Zero3(Zero2):
     links are fast.
     """
 
-    options_kind: type[Options] = Options  # type: ignore[assignment]  # without buckets
-    most_under_way = math.inf  # a rank that waited for a sum could not send weights that another waits for
+    options_kind: type[Options] = Options  # without buckets
 
     def attach(self, model: nn.Module) -> Callable:
         call = super().attach(model)
         self._stay = False  # all weights stay until the next forward of training
-        self._has_graph = False  # of a backward: it reads weights at places that no hook sees
-        self._next_layer: dict[nn.Module, nn.Module] = {}  # the one that was called next, the last time
-        self._latest: nn.Module | None = None
         self._waiting: dict[nn.Module, None] = {}  # for backward to reach them: layers, in the order of their forwards
-        self._units = by_layer(model, self.units)
+        self._units: dict[Any, list[Unit]] = by_layer(model, self.buckets)
         self._units.setdefault(model, [])
+        self._next = dict(pairwise(reversed(self._units)))  # units are in the order of backward
         for layer in self._units:
             self._handles.append(layer.register_forward_pre_hook(self._enter, prepend=True))
             self._handles.append(layer.register_forward_hook(self._leave))
-        self._free(self.units)
+        self._free(self.buckets)
         return call
 
     def __deepcopy__(self, memo: dict) -> "Zero3":
         """A copy of a layer has copies of its hooks, which are methods of this sync."""
-        if any(unit.is_freed for unit in self.units):
-            raise UserError("the weights are on other ranks. Copy the model after settle(), before the next step.")
-        return self
+        raise UserError(
+            "a model under zero3 cannot be copied, since its weights are on all ranks. Copy it before it is wrapped, "
+            "or load what state() gives into another model."
+        )
 
-    def make_units(self, model: nn.Module) -> list[Unit]:
-        layer_of = owners(model)
-        tables = [p for module in model.modules() if type(module) is nn.Embedding for p in module.parameters()]
-        self._looked_up = {p for p in tables if layer_of[p] is not model}
+    def plan(self, parameters: Sequence[Named]) -> list[list[Named]]:
+        layer_of = owners(self.model)
+        tables = [p for module in self.model.modules() if type(module) is nn.Embedding for p in module.parameters()]
+        self._looked_up = {p for p in tables if layer_of[p] is not self.model}
         groups: dict[Any, list[Named]] = {}
-        for name, p in reversed(self.parameters):
+        for name, p in reversed(parameters):
             groups.setdefault((layer_of[p], p.dtype, p in self._looked_up), []).append((name, p))
         # Those of no layer come last: backward reaches them after all layers.
-        ordered = enumerate(sorted(groups.items(), key=lambda group: group[0][0] is model))
-        return [Unit(k, f"layer of {named[-1][0]}", named, self.rank, self.ranks) for k, (_, named) in ordered]
+        return [groups[key] for key in sorted(groups, key=lambda key: key[0] is self.model)]
 
-    def lay(self, unit: Unit) -> None:
-        super().lay(unit)
+    def make_bucket(self, name: str, group: Sequence[Named]) -> Any:
+        unit = super().make_bucket(name, group)
         unit.part = unit.part.clone()
+        return unit
 
     def check_places(self) -> None:
-        self.wait_for(self.units)
+        self.wait_for(self.buckets)
         super().check_places()
-        for unit in self.units if self._stay else ():  # the script may have changed them
+        for unit in self.buckets if self._stay else ():  # the script may have changed them
             unit.part.copy_(unit.part_of(unit.weights))
 
-    def start_sum(self, unit: Unit) -> None:
+    def start(self, unit: Any) -> End:
         self._free([unit])
-        super().start_sum(unit)
+        return super().start(unit)
 
     def finish(self) -> None:
-        self._send_left_out(until=None)
+        self._reach(None)
         super().finish()
-        self._has_graph = False
-        self._free(self.units)
+        self._free(self.buckets)
 
     def after_step(self) -> None:
         """The parts are stepped. A layer's weights are gathered when it needs them."""
-        self._stay = self._has_graph = False
-        self._free(self.units)
-
-    def start_gather(self, unit: Unit, purpose: str = PARAMETERS) -> Callable[[], None]:
-        unit.allocate()
-        arrive = super().start_gather(unit, purpose)
-
-        def show() -> None:
-            arrive()
-            unit.show()
-
-        return show
+        self._stay = False
+        self._free(self.buckets)
 
     def settle(self) -> None:
         super().settle()
-        self._start(self.units, WHOLE_WEIGHTS)
-        self.wait_for(self.units)
+        self.gather(self.buckets, WHOLE_WEIGHTS)
+        self.wait_for(self.buckets)
         self._stay = True
 
     def detach(self) -> None:
         self.settle()
         super().detach()
 
-    def _start(self, units: Iterable[Unit], purpose: str = PARAMETERS) -> None:
+    def gather(self, units: Iterable[Unit], purpose: str = PARAMETERS) -> None:
         """Start to gather those that are not here."""
-        for unit in units:
-            if unit.is_freed:
-                self._gathers[unit] = self.start_gather(unit, purpose)
+        freed = [unit for unit in units if unit.is_freed]
+        for unit in freed:
+            unit.allocate()
+        super().gather(freed, purpose)
 
     def _bring(self, units: list[Unit], next_units: list[Unit]) -> None:
         """Make sure that these are here, and that the next ones are on their way."""
-        self._start(units)
-        self._start(next_units)
+        self.gather([*units, *next_units])
         self.wait_for(units)
 
     def _free(self, units: list[Unit]) -> None:
-        if not self._stay and not self._has_graph:
+        if not self._stay:
             self.wait_for(units)
             for unit in units:
                 if not unit.is_freed:
@@ -142,29 +128,22 @@ class Zero3(Zero2):
         """The units that the layer's backward reads."""
         return [unit for unit in self._units.get(layer, []) if unit.named[0][1] not in self._looked_up]
 
-    def _send_left_out(self, until: nn.Module | None) -> None:
-        """Send the parts of the layers after this one: backward has left them out on this rank."""
-        while self._waiting and (last := self._waiting.popitem()[0]) is not until:
-            self._start(self._of_backward(last))
+    def _reach(self, layer: nn.Module | None) -> None:
+        """Send the parts of the layers after this one, or of all: backward has left them out on this rank."""
+        while self._waiting and (last := self._waiting.popitem()[0]) is not layer:
+            self.gather(self._of_backward(last))
 
     def _enter(self, layer: nn.Module, *_: Any) -> None:
         """A layer's forward is about to begin."""
-        if layer not in self._units:  # of a copy, whose hooks are copies too
-            return
-        if torch._C._current_graph_task_id() != -1:  # a checkpointed layer, which backward computes again
-            self._bring(self._units[layer], [])
-            return
-        if layer is self.model and self._stay and torch.is_grad_enabled():
+        is_again = torch._C._current_graph_task_id() != -1  # a checkpointed layer, which backward computes again
+        if layer is self.model and self._stay and torch.is_grad_enabled() and not is_again:
             self._stay = False
-            self._free(self.units)
-        if layer is not self.model and self._latest is not None:
-            self._next_layer[self._latest] = layer
-        self._latest = layer
-        self._bring(self._units[layer], self._units[self._next_layer[layer]] if layer in self._next_layer else [])
+            self._free(self.buckets)
+        self._bring(self._units[layer], [] if is_again else self._units.get(self._next.get(layer), []))
 
     def _leave(self, layer: nn.Module, _: Any, output: Any) -> None:
         """A layer's forward has ended."""
-        if layer not in self._units or torch._C._current_graph_task_id() != -1:
+        if torch._C._current_graph_task_id() != -1:
             return
         leaves = pytree.tree_leaves(output)
         found = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
@@ -180,7 +159,11 @@ class Zero3(Zero2):
 
     def _come_back(self, layer: nn.Module) -> None:
         """Backward has reached a layer's output."""
-        self._has_graph = self._has_graph or torch.is_grad_enabled()
+        if torch.is_grad_enabled():
+            raise UserError(
+                "this backward builds a graph of itself (create_graph), which reads weights where zero3 sees no layer. "
+                "Choose zero1 or zero2."
+            )
         if layer in self._waiting:
-            self._send_left_out(until=layer)
+            self._reach(layer)
         self._bring(self._of_backward(layer), self._of_backward(next(reversed(self._waiting), None)))
