@@ -92,7 +92,7 @@ def explain(
     if not bad:
         return None
     kinds = {rank: _kind(found[rank], own, right, before, rank, wrong[rank]) for rank in bad}
-    rank = bad[-1]
+    rank = next((each for each in reversed(bad) if kinds[each][0] == "broadcast"), bad[-1])  # its root keeps its own
     kind, values = kinds[rank]
     if len(bad) == n - 1 and {name for name, _ in kinds.values()} == {"local"}:
         kind, values = "not sent back", {"right": next(r for r in range(n) if r not in bad)}

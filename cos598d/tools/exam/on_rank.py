@@ -3,6 +3,7 @@
 import json
 import linecache
 import os
+import random
 import sys
 import tempfile
 import threading
@@ -15,6 +16,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 
@@ -49,6 +51,8 @@ def be_rank(task: Task, pipe: Connection, function: Callable[..., Any], argument
     os.dup2(nowhere, 2)
     tempfile.tempdir = task.folder
     torch.set_num_threads(1)
+    for begins in (random.seed, np.random.seed):  # forks of one process would draw alike, and real ranks do not
+        begins(task.rank)
     lock = threading.Lock()
 
     def tell(data: bytes) -> None:
