@@ -253,7 +253,7 @@ def _of_ranks(got: torch.Tensor, each: Sequence[torch.Tensor], norms: Sequence[f
     clipped = [n * weight * norm for weight, norm in zip(weights, norms, strict=True)]
     if max(clipped) - min(clipped) < 1e-3 * max(clipped) and max(weights) < 1 / n:
         return "clipped", {"norm": clipped[0]}
-    told = ", ".join(f"{weight:.3g} of rank {rank}'s" for rank, weight in enumerate(weights))
+    told = ", ".join(f"{round(weight, 6) + 0.0:.3g} of rank {rank}'s" for rank, weight in enumerate(weights))
     return "weighted", {"weights": told}
 
 
