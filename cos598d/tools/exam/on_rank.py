@@ -3,7 +3,6 @@
 import json
 import linecache
 import os
-import random
 import sys
 import tempfile
 import threading
@@ -51,8 +50,7 @@ def be_rank(task: Task, pipe: Connection, function: Callable[..., Any], argument
     os.dup2(nowhere, 2)
     tempfile.tempdir = task.folder
     torch.set_num_threads(1)
-    for begins in (random.seed, np.random.seed):  # forks of one process would draw alike, and real ranks do not
-        begins(task.rank)
+    np.random.seed(task.rank)  # forks would draw alike, and real ranks do not; Python's own generator sees to that
     lock = threading.Lock()
 
     def tell(data: bytes) -> None:
