@@ -36,7 +36,7 @@ for epoch in range(2):
 """,
 }
 SCRIPTS = """
-=== w_reported_acc_not_divided micro_batches_summed 2
+=== w_reported_acc_not_divided micro_batches_summed 3
 <ddp>
 ACC = 3
 <epochs>

@@ -4,6 +4,7 @@ Loaded as a student's file is: FILE.py:CLASS."""
 # ruff: noqa: F401 - the text uses what is imported
 
 import contextlib
+import random
 
 import torch
 import torch.distributed as dist
@@ -166,6 +167,12 @@ NoneForUnusedHere averages_any_tensors on 3: expected a gradient, got None
     for p in zero:
         p.grad = None
 
+InSetOrder calls_in_one_order alone: while rank 1 is in dist.all_reduce of
+    # Each process has hashes of its own.
+    found = dict(self.gradients())
+    for name in set(found):
+        self.average(name, found[name])
+
 def begin_forward(self):
 SeedsInForward:
     # All ranks' dropout masks become alike.
@@ -173,6 +180,18 @@ SeedsInForward:
     super().begin_forward()
 
 class:
+RandomRoot calls_in_one_order alone: , with the roots
+    # Each process draws numbers of its own.
+    def average(self, name, gradient):
+        root = random.randrange(self.ranks)
+        dist.reduce(gradient, root)
+        gradient /= self.ranks
+        dist.broadcast(gradient, root)
+
+OnlyInTrainingMode: (after an eval())
+    def gradients(self):
+        return super().gradients() if self.model.training else []
+
 OffAfterNoGrad: (after an evaluation)
     evaluated = False
 

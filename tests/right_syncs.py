@@ -4,6 +4,7 @@
 import numpy as np
 import torch
 import torch.distributed as dist
+import torch.distributed._functional_collectives as functional
 from mutants import written
 
 from cos598d.sync.base import GradientSync
@@ -35,7 +36,20 @@ RunningMean(GradientSync):
         mean += (part - mean) / number
     gradient.copy_(mean)
 
+Functional(GradientSync):
+    total = functional.all_reduce(gradient, "sum", list(range(self.ranks)))
+    gradient.copy_(functional.wait_tensor(total) / self.ranks)
+
 def finish(self):
+Futures(GradientSync):
+    # As a hook of DDP's: the division follows the call's future.
+    after = []
+    for _, gradient in self.gradients():
+        future = dist.all_reduce(gradient, async_op=True).get_future()
+        after.append((gradient, future.then(lambda done: done.value()[0] / self.ranks)))
+    for gradient, future in after:
+        gradient.copy_(future.wait())
+
 AgreesOnANorm(Plain):
     # Sums a number over the ranks in each step, and keeps it.
     super().finish()

@@ -121,7 +121,6 @@ def test_every_consequence_and_planted_fault_has_words():
         (["nowhere.py"], "does not exist"),
         (["--steps", "0", "right.py"], "--steps 0"),
         (["--output_dir", "right.py", "right.py"], "is a file"),
-        (["--master_port", "99", "right.py"], "Add --world_size"),
         (["--timeout", "9", "right.py"], "Add --world_size"),
         (["empty"], "no results of an audit"),
         (["--ignore", "never_averged", "right.py"], "Did you mean 'never_averaged'"),

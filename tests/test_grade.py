@@ -4,6 +4,7 @@ import csv
 import io
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -91,6 +92,34 @@ def test_nothing_of_a_submission_is_left(klass):
             continue
         assert str(klass[0]) not in words, words
         assert str(klass[0]) not in where, words
+
+
+@pytest.mark.long
+def test_a_class_that_is_stopped_leaves_nothing_and_goes_on(tmp_path):
+    (tmp_path / "class").mkdir()
+    (tmp_path / "tmp").mkdir()
+    for name, code in {"ann": SUM, "bob": DAEMON + "while True:\n    pass\n"}.items():
+        (tmp_path / "class" / f"{name}.py").write_text(code)
+    (tmp_path / "lab.toml").write_text('tests = "lesson3"\n')
+    words = ("grade", "class", "--assignment", "lab.toml", "--csv", "grades.csv")
+    command = [sys.executable, "-m", "cos598d", *words]
+    kept = tmp_path / "grades.csv.results"
+    grader = subprocess.Popen(command, cwd=tmp_path, env=os.environ | {"TMPDIR": str(tmp_path / "tmp")})
+    while grader.poll() is None and not ((kept / "ann.json").exists() and [*(tmp_path / "tmp").glob("*/*/store")]):
+        time.sleep(0.1)
+    began = time.monotonic()
+    grader.send_signal(signal.SIGINT)
+    grader.wait()
+    while [*(tmp_path / "tmp").iterdir()] and time.monotonic() < began + 15:
+        time.sleep(0.1)
+    assert [*(tmp_path / "tmp").iterdir()] == []
+    test_nothing_of_a_submission_is_left((tmp_path, ""))
+    (tmp_path / "class" / "bob.py").write_text(SUM)
+    stamp = (kept / "ann.json").stat().st_mtime_ns
+    code, text = cos598d(tmp_path, *words)
+    assert code == 0, text
+    assert (kept / "ann.json").stat().st_mtime_ns == stamp
+    assert set(rows_of(tmp_path)) == {"ann", "bob"}
 
 
 def test_one_submission_has_a_result_per_test(tmp_path):

@@ -60,15 +60,13 @@ def run(options: argparse.Namespace) -> int:
         return audit_script(told, words[1:], functools.partial(conclude_on_rank, flags=flags))
     told = Told(str(folder), words[0], flags.steps, secrets.token_hex(8))
     script.check(told.script)
-    start = functools.partial(start_ranks, told, words[1:], flags.world_size, flags.master_port)
+    start = functools.partial(start_ranks, told, words[1:], flags.world_size)
     remove_books(folder)
     return conclude(folder, flags, _started(told, start, flags))
 
 
 def _check_ways(flags: AuditFlags) -> None:
     """Raise UsageError for flags of ranks that are started here, if they are started in another way."""
-    if flags.master_port is not None and flags.world_size is None:
-        raise UsageError("--master_port is for ranks that are started here. Add --world_size, or leave it out.")
     if flags.timeout is not None and flags.world_size is None:
         raise UsageError("--timeout stops what is started here. Add --world_size, or leave it out.")
 

@@ -157,6 +157,7 @@ class GradientSync:
         A rank without one that others have gets zeros.
         """
         seen: set[int] = set()
+        found = []  # as a whole: what is copied must not wait until a call that was begun writes into it
         for (name, p), used in zip(self.parameters, self.used(), strict=True):
             if not used:
                 continue
@@ -164,12 +165,13 @@ class GradientSync:
                 p.grad = torch.zeros_like(p)
             if p in self.sparse:
                 p.grad = p.grad if p.grad.is_sparse else p.grad.to_sparse(1)
-                yield name, p.grad
+                found.append((name, p.grad))
                 continue
             if p.grad.data_ptr() in seen or p.grad.stride() != p.stride() or p.grad.is_conj():
                 p.grad = torch.empty_like(p).copy_(p.grad)  # another's memory, or another order of elements
             seen.add(p.grad.data_ptr())
-            yield name, torch.view_as_real(p.grad) if p.is_complex() else p.grad
+            found.append((name, torch.view_as_real(p.grad) if p.is_complex() else p.grad))
+        yield from found
 
     def used(self) -> list[bool]:
         """Whether any rank has a gradient, for each parameter."""

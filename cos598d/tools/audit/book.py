@@ -13,7 +13,7 @@ GRADIENT, WEIGHT, BUFFER, SCALAR, OTHER, NOTHING = "gradient", "weight", "buffer
 MOST_ENTRIES, MOST_ITERATIONS = 4000, 20_000
 BROADCAST, REDUCE, ALL_GATHER = "broadcast", "reduce", "all_gather"
 GATHER, SCATTER, ALL_TO_ALL, BARRIER, SEND, RECEIVE = "gather", "scatter", "all_to_all", "barrier", "send", "recv"
-FORMAT = "cos598d audit 6"
+FORMAT = "cos598d audit 7"
 BOOKS, BOOK, VERDICT = "books", "rank{rank}.json", "audit.json"
 RUNNING, ENDED = "running", "ended"
 MOST_BYTES = 256 << 20
@@ -178,7 +178,7 @@ class Sum(TypedDict):
 
 
 class _Book(TypedDict):
-    format: Literal["cos598d audit 6"]
+    format: Literal["cos598d audit 7"]
     run: str
     host: str
     script: str
@@ -215,6 +215,7 @@ class _Book(TypedDict):
     backwards: Count
     batches: Count
     saved: list[Saved]
+    gathers: list[tuple[Count, Where]]  # sizes of what went into all-gathers, and their lines
     settings: list[Optimizer]  # at the first step of each
 
 

@@ -20,7 +20,7 @@ class AuditFlags:
         "exit with 3 for a fault, 4 if the audit cannot tell, 5 if no gradient was judged, or the script's own code if "
         "it fails",
     )
-    ignore: str | None = flag(None, "findings to ignore, such as same_dropout,barrier_each_step", metavar="NAME,NAME")
+    ignore: str | None = flag(None, "findings to ignore, such as same_dropout,evaluation_repeated", metavar="NAME,NAME")
     timeout: float | None = flag(
         None, "with --world_size: stop the script after X seconds, and judge the steps so far", above=0
     )
@@ -30,9 +30,6 @@ class AuditFlags:
         "filled in",
         least=1,
         below=1025,
-    )
-    master_port: int | None = flag(
-        None, "port for the rendezvous of ranks that are started here (default: a free one)", least=1, below=65536
     )
 
 

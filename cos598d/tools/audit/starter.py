@@ -10,7 +10,6 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cos598d.errors import UsageError
 from cos598d.terminal.children import end_all, exit_code_of, wait_together
 from cos598d.terminal.program import ends_with_parent, own_environment
 from cos598d.tools.audit import script
@@ -50,16 +49,15 @@ def audit_script(told: Told, words: Sequence[str], say: Callable[["Rank", int], 
     return rank.end(exit_code, error)
 
 
-def start_ranks(
-    told: Told, words: Sequence[str], world_size: int, master_port: int | None, seconds: float = math.inf
-) -> int:
+def start_ranks(told: Told, words: Sequence[str], world_size: int, seconds: float = math.inf) -> int:
     """Start the script once for each rank and wait for all; return the first failure's exit code, or 0.
 
     When one fails the others are stopped, should they not end by themselves; when this process is killed, all are.
-    Raises UsageError for a port in use, and TimeoutError, when all are stopped, for a script that takes more than
-    `seconds`.
+    Raises TimeoutError, when all are stopped, for a script that takes more than `seconds`.
     """
-    port = free_port(master_port)
+    with socket.socket() as probe:
+        probe.bind((DEFAULT_IP, 0))
+        port = probe.getsockname()[1]
     ranks: list[subprocess.Popen] = []
     try:
         for rank in range(world_size):
@@ -87,17 +85,6 @@ def start_ranks(
         return exit_code_of(failed[1]) if failed else 0
     finally:
         end_all(ranks, _STOP_SECONDS)
-
-
-def free_port(asked: int | None = None) -> int:
-    """A free port: the one that is `asked` for, if there is one. Raises UsageError for one in use."""
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((DEFAULT_IP, asked or 0))
-        except OSError as error:
-            raise UsageError(f"--master_port {asked} cannot be used ({error.strerror}). Give another.") from None
-        return probe.getsockname()[1]
 
 
 def run_of_starter() -> str:

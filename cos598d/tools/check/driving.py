@@ -20,8 +20,11 @@ from cos598d.comm.ledger import Ledger
 from cos598d.parallel import Parallel, data_parallel
 from cos598d.records.conventions import AGREEMENT, GRADIENTS
 from cos598d.sync import get_sync
+from cos598d.sync.base import GradientSync
+from cos598d.terminal.own_code import load_file
 from cos598d.tools.exam.models import Shape, gradients_of, local_batch, plain_loss, plain_model, toy_model
 from cos598d.tools.exam.notes import LessonComm
+from cos598d.tools.exam.own_order import compiled_for
 
 # Ways of cutting buckets, for syncs that have them: the default, almost one per tensor, one for all.
 BUCKETS: dict[str, dict[str, float]] = {
@@ -54,9 +57,16 @@ class Run:
     options: dict[str, Any] = field(default_factory=dict)
 
 
+def sync_of(name: str) -> type[GradientSync]:
+    """The class of a sync, whose file has the hashes and the sets of this rank."""
+    if ":" in name:
+        load_file(file_of(name), name, compiled_for(dist.get_rank()))
+    return get_sync(name)
+
+
 def wrap(name: str, model: nn.Module, ledger: Ledger | None = None, **options: Any) -> Parallel:
     """The model under the sync called `name`, with those of the options that the sync has."""
-    kind = get_sync(name)
+    kind = sync_of(name)
     known = {word: value for word, value in options.items() if word in kind.options_kind.names()}
     return data_parallel(model, kind, ledger=ledger, **known)
 
@@ -66,7 +76,7 @@ def drive(comm: LessonComm, module: Any, name: str, seed: int, runs: Sequence[Ru
 
     None for a way of cutting buckets, where the sync has none.
     """
-    names = get_sync(name).options_kind.names()
+    names = sync_of(name).options_kind.names()
     return [
         None if run.label in BUCKETS and not {*run.options} <= {*names} else _drive(comm, name, seed, run)
         for run in runs
@@ -129,21 +139,26 @@ def second_step(comm: LessonComm, module: Any, name: str) -> dict[str, int]:
 def noted(comm: LessonComm, ledger: Ledger) -> Iterator["Notes"]:
     """A context that records calls in the ledger, and tells the judge of each before anything waits for it.
 
-    What ranks wait for is `Work.wait`. Calls that C++ makes and waits for, and those of a part of the ranks, are only
-    recorded.
+    What ranks wait for is `Work.wait`; who takes a call's future waits for that. Calls that C++ makes and waits for,
+    and those of a part of the ranks, are only recorded.
     """
     notes = Notes(comm, ledger)
-    wait = dist.Work.wait
+    wait, get_future = dist.Work.wait, dist.Work.get_future
 
     def waited(work: dist.Work, *arguments: Any, **options: Any) -> Any:
         return notes.wait(work, lambda: wait(work, *arguments, **options))
 
+    def future_of(work: dist.Work) -> Any:
+        notes.wait(work, lambda: None)  # the ledger, which takes it too, comes before the note
+        return get_future(work)
+
     dist.Work.wait = waited  # type: ignore[method-assign, assignment]
+    dist.Work.get_future = future_of  # type: ignore[method-assign, assignment]
     try:
         with ledger, listening(notes.begin):
             yield notes
     finally:
-        dist.Work.wait = wait  # type: ignore[method-assign]
+        dist.Work.wait, dist.Work.get_future = wait, get_future  # type: ignore[method-assign]
 
 
 class Notes:

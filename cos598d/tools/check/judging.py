@@ -43,8 +43,10 @@ def are_means(
 
 
 def _only_in(wrong: Sequence[bool]) -> str:
-    """Whether all steps after some right ones are wrong, or every second one; "" if neither is known."""
+    """Whether one step is wrong, all after some right ones, or every second one; "" if none of it is known."""
     first = [*wrong].index(True)
+    if sum(wrong) == 1 and len(wrong) > LEAST:
+        return f" (only in step {first + 1})"
     if first and all(wrong[first:]) and len(wrong) - first >= LEAST:
         return f" (right only for the first {first} step{'' if first == 1 else 's'})"
     is_second = [place % 2 == first % 2 for place in range(len(wrong))]

@@ -18,8 +18,7 @@ import torch
 from torch import nn
 
 from cos598d.comm.ledger import Ledger
-from cos598d.sync import get_sync
-from cos598d.tools.check.driving import noted, whole_state, wrap
+from cos598d.tools.check.driving import noted, sync_of, whole_state, wrap
 from cos598d.tools.exam.explain import explain, mean_of
 from cos598d.tools.exam.models import gradients_of, seeded
 from cos598d.tools.exam.notes import LessonComm
@@ -29,6 +28,7 @@ WIDTH, WORDS, TOKENS, LAYERS, EXAMPLES = 12, 53, 5, 11, 3
 RATE, CLOSE = 0.02, 2e-4  # what rounding may add up to over the training, of a tensor's largest gradient
 LARGE = 3e4  # half precision has no larger numbers than twice that
 ALL, NONE = "all ranks", "no rank"
+EVAL = "eval()"
 BUFFERS = ("mean", "seen", "lately")
 
 
@@ -38,7 +38,7 @@ class Moment:
 
     uses: which ranks use the layer `sometimes`: ALL, NONE, "the first rank", or "the first micro-batch" of two.
     only_a_number: whether nothing but one parameter is used, of all ranks or of the last one. before: "evaluation",
-    "exception", "settle" or "new sync".
+    "exception", "settle", "new sync", or EVAL: from there on the model trains in evaluation mode, as in fine-tuning.
     """
 
     uses: str = ALL
@@ -69,7 +69,7 @@ SCRIPT = (
     Moment(uses=NONE, before="settle"),
     Moment(only_a_number="every rank", uses=NONE),
     Moment(only_a_number="the last rank"),
-    Moment(uses="the first rank"),
+    Moment(uses="the first rank", before=EVAL),
 )
 
 
@@ -159,7 +159,7 @@ def inputs(seed: int, rank: int, size: int, step: int, part: int) -> tuple[Any, 
 def drive_training(comm: LessonComm, module: Any, name: str, seed: int) -> dict[str, Any]:
     """Train on this rank: the gradients of each step, the weights and buffers, and what else must not change."""
     # torch's DDP cannot average a sparse gradient where a rank has none.
-    is_sparse = get_sync(name).takes_sparse and name != "ddp"
+    is_sparse = sync_of(name).takes_sparse and name != "ddp"
     model = seeded(seed + comm.rank, lambda: Bert(is_sparse))
     ledger, grads, faults = Ledger(), [], []
     with noted(comm, ledger):
@@ -183,6 +183,8 @@ def drive_training(comm: LessonComm, module: Any, name: str, seed: int) -> dict[
                 wrapped.sync.load_own_state(state)
             if not all(each.training for each in model.modules()):
                 faults.append(f"the model is in evaluation after {moment.before or 'the step before'}")
+            if moment.before == EVAL:
+                wrapped.eval()
             for part in range(moment.parts - 1):
                 with wrapped.no_sync():
                     wrapped(*inputs(seed, comm.rank, comm.world_size, step, part)).backward()
@@ -219,6 +221,7 @@ def alone(seed: int, size: int) -> tuple[list[list[dict[str, torch.Tensor | None
         steps = []
         for step, moment in enumerate(SCRIPT):
             own, buffers = [], {}
+            model.train(moment.before != EVAL)
             for rank in range(size):
                 start = {name: buffer.clone() for name, buffer in model.named_buffers()}
                 torch.set_rng_state(states[rank])

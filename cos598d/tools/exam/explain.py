@@ -92,7 +92,7 @@ def explain(
     if not bad:
         return None
     kinds = {rank: _kind(found[rank], own, right, before, rank, wrong[rank]) for rank in bad}
-    rank = bad[-1]
+    rank = next((each for each in reversed(bad) if kinds[each][0] == "broadcast"), bad[-1])  # its root keeps its own
     kind, values = kinds[rank]
     if len(bad) == n - 1 and {name for name, _ in kinds.values()} == {"local"}:
         kind, values = "not sent back", {"right": next(r for r in range(n) if r not in bad)}
@@ -253,7 +253,7 @@ def _of_ranks(got: torch.Tensor, each: Sequence[torch.Tensor], norms: Sequence[f
     clipped = [n * weight * norm for weight, norm in zip(weights, norms, strict=True)]
     if max(clipped) - min(clipped) < 1e-3 * max(clipped) and max(weights) < 1 / n:
         return "clipped", {"norm": clipped[0]}
-    told = ", ".join(f"{weight:.3g} of rank {rank}'s" for rank, weight in enumerate(weights))
+    told = ", ".join(f"{round(weight, 6) + 0.0:.3g} of rank {rank}'s" for rank, weight in enumerate(weights))
     return "weighted", {"weights": told}
 
 

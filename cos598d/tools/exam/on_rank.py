@@ -15,6 +15,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 
@@ -49,6 +50,7 @@ def be_rank(task: Task, pipe: Connection, function: Callable[..., Any], argument
     os.dup2(nowhere, 2)
     tempfile.tempdir = task.folder
     torch.set_num_threads(1)
+    np.random.seed(task.rank)  # forks would draw alike, and real ranks do not; Python's own generator sees to that
     lock = threading.Lock()
 
     def tell(data: bytes) -> None:

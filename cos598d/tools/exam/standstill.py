@@ -18,6 +18,8 @@ def unlike(traces: Sequence[Trace], file: str, is_over: bool) -> Told | None:
         for rank, here in enumerate(calls):
             if here and first and here.alike != first.alike:
                 both = f"rank 0 is in {first.words(file)} while rank {rank} is in {here.words(file)}"
+                if here.op == first.op and here.peer != first.peer:
+                    both += f", with the roots {first.peer} and {here.peer}"
                 return f"{both}: {SAME_CALLS} in the same order", here.line
             if is_over and (here is None) != (first is None):
                 call, caller, other = (here, rank, 0) if here else (first, 0, rank)

@@ -10,6 +10,8 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import threading
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -19,17 +21,21 @@ from cos598d.tools.grade.assignment import Assignment
 
 PASSED_ON = ("PATH", "LANG", "LC_ALL", "VIRTUAL_ENV", "PYTHONPATH", "HOME", "HF_HOME")
 KEEPER = "cos598d.tools.grade.keeper"
+LOOK_SECONDS = 0.1
 LONGEST = 500  # letters of what pytest said
 MEMORY, PROCESSES = "8g", 300  # of a container
 ENDED = "the grader was ended before anything was judged"
-LATE, BROKEN = "not judged within {seconds:g} seconds", "the tests could not be started: {why}"
+LATE, BROKEN = "not judged within {seconds:g} seconds", "the tests left no results: {why}"
 REMARK = (
     "without --container a submission has your rights: it can read your files, use the network and write where you can"
 )
 
 
-def judge(submission: Path, assignment: Assignment, container: str = "") -> dict[str, Any]:
-    """The results of a file, as Gradescope's results.json. Tests that did not end in time have no points."""
+def judge(
+    submission: Path, assignment: Assignment, container: str = "", stop: threading.Event | None = None
+) -> dict[str, Any]:
+    """The results of a file, as Gradescope's results.json. Tests that did not end in time, or until `stop`, have no
+    points."""
     with tempfile.TemporaryDirectory() as folder:
         results = Path(folder) / "results.json"
         words = [*assignment.words(submission.resolve()), "--results", str(results)]
@@ -39,7 +45,7 @@ def judge(submission: Path, assignment: Assignment, container: str = "") -> dict
         if container:
             command = _in_container(container, ["python3", *python], submission.resolve().parent, Path(folder))
         output = Path(folder) / "output"
-        is_late = _run(command, folder, output, assignment.seconds)
+        is_late = _run(command, folder, output, assignment.seconds, stop or threading.Event())
         found = _read(results)
         if not found["tests"]:
             lines = output.read_text(errors="replace").splitlines() if output.exists() else []
@@ -58,13 +64,13 @@ def _in_container(image: str, command: Sequence[str], source: Path, folder: Path
     return [program, "run", "--rm", "--init", *limits, *mounts, image, *command]
 
 
-def _run(command: Sequence[str], folder: str, output: Path, seconds: float) -> bool:
-    """Run it to its end, or to the end of its time, and end all that it has started. Whether it was late."""
+def _run(command: Sequence[str], folder: str, output: Path, seconds: float, stop: threading.Event) -> bool:
+    """Run it to its end, to the end of its time, or to `stop`, and end all that it has started. Whether it was late."""
     environment = {name: os.environ[name] for name in PASSED_ON if name in os.environ}
     environment |= {"OMP_NUM_THREADS": "1", "TMPDIR": folder}
     with output.open("wb") as written:
         process = subprocess.Popen(
-            [sys.executable, "-m", KEEPER, *command],
+            [sys.executable, "-m", KEEPER, folder, *command],
             env=environment,
             cwd=folder,
             stdin=subprocess.DEVNULL,
@@ -72,11 +78,11 @@ def _run(command: Sequence[str], folder: str, output: Path, seconds: float) -> b
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
+        deadline = time.monotonic() + seconds
         try:
-            process.wait(seconds)
-            return False
-        except subprocess.TimeoutExpired:
-            return True
+            while process.poll() is None and time.monotonic() < deadline and not stop.wait(LOOK_SECONDS):
+                pass
+            return process.poll() is None
         finally:
             process.terminate()
             process.wait()

@@ -4,6 +4,7 @@ import csv
 import hashlib
 import io
 import json
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -23,7 +24,8 @@ Results = dict[str, Any]
 
 def submissions_in(folder: Path, file_name: str) -> tuple[dict[str, Path], list[str]]:
     """The files of a class by name, from `ann/lesson3.py` or `ann.py`; and the names of those without the file."""
-    found, missing = {}, []
+    found: dict[str, Path] = {}
+    missing = []
     for path in sorted(folder.iterdir()):
         if path.name[0] in "._" or path.is_symlink():
             continue
@@ -31,7 +33,10 @@ def submissions_in(folder: Path, file_name: str) -> tuple[dict[str, Path], list[
         if path.is_dir() and not file.is_file():
             missing.append(path.name)
         elif path.is_dir() or path.suffix == ".py":
-            found[path.stem if path.is_file() else path.name] = file
+            name = path.stem if path.is_file() else path.name
+            if name in found:
+                raise UsageError(f"{folder} has {name} twice, as {found[name]} and {file}. Take one away.")
+            found[name] = file
     if not found and not missing:
         raise UsageError(f"{folder} has no submissions. Give a folder with a folder or a Python file for each student.")
     return found, missing
@@ -45,22 +50,31 @@ def grade_class(
     container: str,
     say: Callable[[str, Results], None],
 ) -> dict[str, Results]:
-    """The results of every submission, by name. Those in the folder `kept` that still hold are not judged again."""
+    """The results of every submission, by name. Those in the folder `kept` that still hold are not judged again.
+
+    A Ctrl-C ends what is under way.
+    """
     kept.mkdir(parents=True, exist_ok=True)
+    stop = threading.Event()
 
     def grade(name: str) -> Results:
         result = kept / f"{name}.json"
         stamp = _stamp(found[name], assignment)
         known = _known(result)
         if known is None or known.get("extra_data", {}).get("stamp") != stamp:
-            known = judge(found[name], assignment, container)
+            known = judge(found[name], assignment, container, stop)
+            if stop.is_set():
+                return known  # half judged: nobody waits for it
             known["extra_data"] = {"stamp": stamp}
             write_json(result, known)
         say(name, known)
         return known
 
     with ThreadPoolExecutor(parallel) as pool:
-        return dict(zip(found, pool.map(grade, found), strict=True))
+        try:
+            return dict(zip(found, pool.map(grade, found), strict=True))
+        finally:
+            stop.set()
 
 
 def _stamp(file: Path, assignment: Assignment) -> str:

@@ -6,7 +6,6 @@ from typing import Any
 
 from cos598d.terminal.words import ranks_in_words
 from cos598d.tools.audit.book import (
-    ALL_GATHER,
     BARRIER,
     ENDED,
     GRADIENT,
@@ -16,7 +15,7 @@ from cos598d.tools.audit.book import (
     ended_well,
 )
 from cos598d.tools.audit.judge.gradients import Fits, have_own_samples
-from cos598d.tools.audit.judge.verdict import AuditFinding, where
+from cos598d.tools.audit.judge.verdict import AuditFinding, Where, where
 
 _SAME_SIZE = ("all_reduce", "broadcast", "reduce")  # on all ranks
 _LEAST_SECONDS = 3.0  # more than between two books of a rank: what waits for less may be on its way
@@ -111,11 +110,12 @@ def judge_sizes(books: Sequence[Book]) -> list[AuditFinding]:
     if all(map(ended_well, books)):
         return []
     world = books[0]["world_size"]
-    sizes: dict[tuple[str, int, str], dict[int, set[int]]] = {}
+    sizes: dict[Where, dict[int, set[int]]] = {}
     for book in books:
-        for entry in book["ledger"]:
-            if entry["op"] == ALL_GATHER and entry["ranks"] == world:
-                sizes.setdefault(where(entry), {}).setdefault(book["rank"], set()).add(entry["elements"])
+        of_parts = {where(each) for each in book["ledger"] if each["ranks"] < world}
+        for elements, place in book["gathers"]:
+            if place not in of_parts:
+                sizes.setdefault(place, {}).setdefault(book["rank"], set()).add(elements)
     for place, by_rank in sizes.items():
         first, *others = by_rank.items()
         for rank, found in others:
@@ -139,7 +139,7 @@ def judge_waste(books: Sequence[Book], fits: Fits) -> list[AuditFinding]:
     """Needless cost in one group of ranks."""
     if len(books) < 2:
         return []
-    return _every_micro_batch(fits) + _evaluation(books) + _barriers(books)
+    return _every_micro_batch(fits) + _evaluation(books)
 
 
 def _every_micro_batch(fits: Fits) -> list[AuditFinding]:
@@ -168,12 +168,3 @@ def _evaluation(books: Sequence[Book]) -> list[AuditFinding]:
         return []
     says = f"{common} of {smallest} samples went through the model on all {len(books)} ranks, without gradients."
     return [AuditFinding("evaluation_repeated", (says,))]
-
-
-def _barriers(books: Sequence[Book]) -> list[AuditFinding]:
-    steps = books[0]["iterations_seen"]
-    found = [entry for entry in books[0]["ledger"] if entry["op"] == BARRIER and entry["calls"] >= steps > 2]
-    if not found:
-        return []
-    says = f"{sum(entry['calls'] for entry in found)} barriers in {steps} steps."
-    return [AuditFinding("barrier_each_step", (says,), where(max(found, key=lambda entry: entry["calls"])))]

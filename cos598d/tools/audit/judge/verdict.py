@@ -16,7 +16,10 @@ CONSEQUENCES = {
     "shares_drawn_apart": ("evaluation_leak",),
     "overlapping_batches": ("evaluation_leak",),
     "different_start": ("weights_drift",),
-    "never_waited": ("not_scattered", "never_averaged", "result_dropped", "different_gradients", "weights_drift"),
+    "never_waited": (
+        *("not_scattered", "never_averaged", "result_dropped", "forgotten_tensors", "partial_average"),
+        *("different_gradients", "unequal_weights", "weights_drift"),
+    ),
     "never_averaged": ("weights_drift",),
     "result_dropped": ("weights_drift",),
     "not_scattered": ("different_gradients", "weights_drift"),

@@ -250,12 +250,6 @@ WORDS = {
         "Give each rank its share of the samples and add up the counts, or evaluate only on rank 0.",
         level="waste",
     ),
-    "barrier_each_step": Words(
-        "there is a barrier in every step",
-        "Collectives already wait for all ranks. A barrier adds its own delay, and prevents overlap.",
-        "Move it out of the loop.",
-        level="waste",
-    ),
     "local_steps": Words(
         "weights are averaged every few steps",
         "This is local SGD: between two averages the ranks step by their own gradients, by design.",

@@ -50,7 +50,6 @@ class CallLog:
         self._known = known
         self.entries: dict[tuple[Any, ...], dict[str, Any]] = {}
         self.groups: set[tuple[int, ...]] = set()  # in which gradients travelled
-        self.is_new = False  # whether the last call was the first of its kind, size and line
         self._pending: dict[int, tuple[Any, dict[str, Any], int]] = {}  # work, entry and iteration
         self._late: dict[int, tuple[Any, dict[str, Any], int]] = {}
         self._places: dict[int, tuple[str, str, torch.Tensor]] = {}
@@ -80,7 +79,6 @@ class CallLog:
         if key not in self.entries and len(self.entries) >= MOST_ENTRIES:
             facts["where"] = ("", 0, "")
             key = (call.op, carried.kind, facts["dtype"])
-        self.is_new = key not in self.entries
         about = {"calls": 0, "ranks": len(call.ranks), "first_iteration": iteration}
         entry = self.entries.setdefault(key, facts | about)
         entry["calls"] += 1

@@ -17,11 +17,11 @@ from cos598d.tools.audit.watch import moments
 from cos598d.tools.audit.watch.calls import CallLog, RecentCalls
 from cos598d.tools.audit.watch.data import Data, Samples
 from cos598d.tools.audit.watch.moments import Forwards
-from cos598d.tools.audit.watch.places import here
-from cos598d.tools.audit.watch.replica import TrainedModel, is_plain, random_state
+from cos598d.tools.audit.watch.places import ScriptLine, here
+from cos598d.tools.audit.watch.replica import TrainedModel, gradient_of, is_plain, random_state
 from cos598d.tools.audit.watch.steps import RankSteps
 
-_MOST_SAVED = 256
+_MOST_NOTED = 256
 _NO_LIMIT = 1e30  # a clip by more only measures the norm
 
 
@@ -42,6 +42,7 @@ class Observer:
         self.calls = CallLog(self.replica.known)
         self.recent = RecentCalls()
         self.saved: list[dict[str, Any]] = []
+        self.gathers: list[tuple[int, ScriptLine]] = []
         self._opened, self._kept = opened, kept
         self.iterations: list[dict[str, Any]] = []
         self.start: dict[str, Any] = {}
@@ -96,7 +97,7 @@ class Observer:
             self.calls.gradients_changed()
 
     def saves(self, file: Any) -> None:
-        if isinstance(file, str | os.PathLike) and len(self.saved) < _MOST_SAVED:
+        if isinstance(file, str | os.PathLike) and len(self.saved) < _MOST_NOTED:
             path = os.path.realpath(os.fsdecode(file))
             self.saved.append({"path": path, "calls": self.recent.count, "where": here()})
 
@@ -146,7 +147,10 @@ class Observer:
                 self._trains(module)
         if not self.start:
             self.start = self.replica.sketches()
-        self._has_begun_epoch |= self._passes > 0 and self.data.begun > self._begun
+        if self._passes and self.data.begun > self._begun and not self._has_begun_epoch:
+            kept = [gradient_of(weight) for _, weight in self.replica.known()["weight"]]
+            # zero_grad() may have dropped what the last epoch left
+            self._has_begun_epoch = any(each is not None and bool(each.to_dense().any()) for each in kept)
         self._passes, self._begun = self._passes + 1, self.data.begun
         self.data.backward()
         # What one module makes for another is no batch.
@@ -175,12 +179,15 @@ class Observer:
             call, self.steps.iteration, in_backward, not self.steps.is_over, self.steps.backward_place
         )
         self.recent.began(call, facts)
-        if self.calls.is_new and call.op == ALL_GATHER and not in_backward:
-            self._kept()  # gloo aborts a process whose sizes do not match, before it could leave a book
         about = {name: facts[name] for name in ("op", "names", "elements", "in_backward", "where")}
         self.steps.event("call", **about, carries=facts["kind"], root=call.root, ranks=call.ranks)
 
-    def _call_begins(self, _: str, tensors: list[torch.Tensor], adds: bool) -> None:
+    def _call_begins(self, op: str, tensors: list[torch.Tensor], adds: bool) -> None:
+        if op == ALL_GATHER and len(self.gathers) < _MOST_NOTED:
+            gather = sum(each.numel() for each in tensors), here()
+            if gather not in self.gathers:
+                self.gathers.append(gather)
+                self._kept()  # gloo aborts a process whose sizes do not match, before it could leave a book
         if adds and self._is_evaluating and not self._in_backward:
             self.samples.adds_up(tensors, self.data.drawn(), here(self.steps.backward_place))
 

@@ -48,6 +48,7 @@ def book_of(
         "backwards": steps.backwards,
         "batches": observer.data.batches,
         "saved": observer.saved,
+        "gathers": observer.gathers,
         "settings": list(steps.settings.values()),
     }
 
