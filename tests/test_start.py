@@ -88,3 +88,21 @@ def test_an_output_file_that_cannot_be_written_is_named_and_nothing_is_made(word
     assert printed.err.count("\n") == 1
     assert not (tmp_path / "nosuch").exists()
     assert printed.out == ""
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ("sample FILE", r"FILE cannot be used \(File exists\)"),
+        ("sweep --grid sync=flat --runs_dir FILE", r"FILE/logs cannot be used \(Not a directory\)"),
+        ("bench --output FILE", "--output FILE is a file"),
+        ("picture --sync nosuch.py:Mine", "nosuch.py: no such file"),
+    ],
+)
+def test_a_file_that_cannot_be_used_is_one_sentence(words, says, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "FILE").touch()
+    assert main(words.split()) in (1, 2)
+    said = capsys.readouterr().err
+    assert re.match(f"error: .*{says}", said)
+    assert said.count("\n") == 1

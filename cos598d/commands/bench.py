@@ -38,8 +38,8 @@ def run(options: argparse.Namespace) -> int:
     if identity is None:
         plan.check(ranks.world_size or WORLD_SIZE)
     folder = options.output or Path("runs") / f"bench-{datetime.now():%Y%m%d-%H%M%S}"
-    if (folder / FILE_NAME).exists():
-        raise UsageError(f"--output {folder} already has a {FILE_NAME}. Choose another folder.")
+    if folder.is_file() or (folder / FILE_NAME).exists():
+        raise UsageError(f"--output {folder} is a file, or already has a {FILE_NAME}. Choose another folder.")
     return on_ranks(ranks, partial(run_bench_rank, plan, deliver=partial(_deliver, folder)))
 
 

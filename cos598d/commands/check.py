@@ -13,6 +13,7 @@ from cos598d.terminal.signals import exits_on_sigterm
 from cos598d.tools.course import session
 
 SIZES, MOST_RANKS = "1,2,3,4", 16
+NONE_FOUND = 5  # pytest's exit code
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -47,6 +48,8 @@ def run(options: argparse.Namespace) -> int:
         words += ["-k", " or ".join(options.tests.split(","))]
     with exits_on_sigterm():
         code = session.run_tests(words)
+        if code == NONE_FOUND:
+            raise UsageError(f"--tests {options.tests} names no test. Leave it out to run all.")
         if sizes[-1] > 1 and not options.no_cost and code == 0:
             print(cost_in_words(_absolute(options.sync), sizes[-1]), end="")
     return 0 if code == 0 else 1

@@ -60,6 +60,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     meaning, page = COMMANDS[name]
     parser = Parser(prog=f"{PROGRAM} {name}", description=f"{meaning[0].upper()}{meaning[1:]}.")
     module = importlib.import_module(f"cos598d.commands.{name}")
+    gc.freeze()  # what is loaded stays: a collection need not look at it
     gc.enable()
     module.add_options(parser)
     said = [textwrap.fill(parser.epilog, WIDTH)] if parser.epilog else []

@@ -36,6 +36,8 @@ def run(options: argparse.Namespace) -> int:
     own = options.sync
     path, _, kind = own.rpartition(":")
     name = f"{Path(path).resolve()}:{kind}" if path else own
+    if path and not Path(path).is_file():
+        raise UsageError(f"{path}: no such file. Give FILE.py:CLASS relative to {Path.cwd()}, or in full.")
     with exits_on_sigterm():
         found = lanes.bars(calls_of(name, options.world_size))
         looks = looks_of(name, options.world_size)

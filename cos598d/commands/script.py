@@ -18,6 +18,7 @@ def run_script(label: str, sync: str, single_process: bool = False, task: str = 
     from cos598d.commands.flags import Parser
     from cos598d.data.tasks import OWN_TEXTS
 
+    gc.freeze()
     gc.enable()
     example = "" if single_process else " --master_ip IP --master_port P --world_size N --local_rank R"
     parser = Parser(

@@ -24,7 +24,9 @@ def start(program: Callable[..., int], *arguments: Any, **options: Any) -> NoRet
         # A lost rank is reported in our own sentence, not in those of torch's store.
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     gc.disable()  # it takes a fifth of the time of imports; after these, the program turns it on again
-    sys.exit(exit_code_of(program, *arguments, **options))
+    exit_code = exit_code_of(program, *arguments, **options)
+    gc.freeze()  # else the interpreter looks at all that torch has made before it ends: half a second
+    sys.exit(exit_code)
 
 
 def exit_code_of(program: Callable[..., int], *arguments: Any, **options: Any) -> int:
@@ -48,5 +50,9 @@ def exit_code_of(program: Callable[..., int], *arguments: Any, **options: Any) -
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # at its end the interpreter would try to write again
         return UNREAD
+    except OSError as error:
+        if not error.filename:
+            raise
+        sentence, exit_code = f"{ERROR}{printable(error.filename)} cannot be used ({error.strerror}). Give another.", 1
     print(sentence, file=sys.stderr)
     return exit_code

@@ -3,6 +3,7 @@
 import argparse
 import os
 from collections.abc import Collection, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -21,6 +22,7 @@ from cos598d.optimizers import load_compiler
 from cos598d.run import run as run_rank
 from cos598d.terminal.printable import printable
 from cos598d.world.launch import may_fork
+from cos598d.world.waiting import wait
 
 
 def add_options(
@@ -78,7 +80,9 @@ def run(options: argparse.Namespace) -> int:
         if may_fork():  # what is computed here is shared by all ranks, and must leave no threads behind
             torch.set_num_threads(1)
             os.environ["TOKENIZERS_PARALLELISM"] = "false"
-            found = load_for_all(config, find(config))
-            if config.do_train:
-                load_compiler()  # once for all ranks
+            with ThreadPoolExecutor(1) as other:
+                if config.do_train:
+                    other.submit(load_compiler)  # once for all ranks, while texts are encoded without Python's lock
+                found = load_for_all(config, find(config))
+            wait(may_fork, seconds=1.0)  # a thread that has ended is gone a moment later
     return on_ranks(ranks, partial(run_rank, config, inputs=found))

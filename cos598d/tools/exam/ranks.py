@@ -132,8 +132,10 @@ def run(
 
 def _end(process: ForkServerProcess) -> None:
     """End a rank and what it has started."""
+    if process.pid is None:  # a signal came before it was started
+        return
     with contextlib.suppress(OSError):
-        os.killpg(process.pid or 0, signal.SIGKILL) if process.pid else None
+        os.killpg(process.pid, signal.SIGKILL)
     process.kill()
     process.join()
 
