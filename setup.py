@@ -64,7 +64,7 @@ setup(
         "lint": ["ruff>=0.6", "import-linter>=2.6", "mypy>=1.11"],
         "tensorboard": ["tensorboard>=2.17"],
         # Horovod cannot be compiled beside a recent torch without help: `make engines` builds it; these four it needs.
-        "engines": ["deepspeed>=0.19.4", "lightning>=2.6", "cffi>=1.4", "cloudpickle", "packaging", "PyYAML"],
+        "engines": ["deepspeed>=0.19.8", "lightning>=2.6", "cffi>=1.4", "cloudpickle", "packaging", "PyYAML"],
         # What examples/ train in beside Lightning, for tests/test_engines_libraries.py.
         "libraries": ["accelerate>=1.0", "transformers>=5"],
         "book": ["mkdocs-material>=9.5", "mkdocs<2"],

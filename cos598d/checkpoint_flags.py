@@ -22,16 +22,12 @@ class CheckpointFlags:
         group=GROUP,
         least=0,
     )
-    save_seconds: float | None = flag(
-        None, "seconds from one checkpoint to the next, by rank 0's clock", group=GROUP, above=0
-    )
     keep: int = flag(2, "how many of the newest checkpoints to keep, in addition to the best", group=GROUP, least=1)
     resume: str | None = flag(
         None,
-        "resume from the newest complete checkpoint in --output_dir, if there is one (auto), or from a checkpoint's or "
-        "a run's folder",
+        "auto: resume from the newest complete checkpoint in --output_dir, if there is one",
         group=GROUP,
-        metavar="auto|FOLDER",
+        choices=("auto",),
     )
     resume_anyway: bool = flag(False, "resume even if changed flags make it a different run", group=GROUP)
     max_seconds: float | None = flag(

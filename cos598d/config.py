@@ -177,8 +177,8 @@ class RunConfig(TaskFlags, SyncFlags, OptimizerFlags, CheckpointFlags):
         self._check_task_flags(task)
         metrics = (*task.metric.names, *(MACRO if task.tells_classes else ()))
         self.check_life(self.do_train, self.do_eval, self.output_dir, metrics)
-        for owner, kind in OPTIMIZERS.items():
-            for name in given(self, kind.flags) if self.optimizer != owner else ():
+        for owner, names in OPTIMIZERS.items():
+            for name in given(self, names) if self.optimizer != owner else ():
                 raise UsageError(f"--{name} has no effect with --optimizer {self.optimizer}. Leave it out.")
         if self.max_steps == 0 or self.max_steps < -1:
             raise UsageError(f"--max_steps {self.max_steps} is not valid. Give 1 or more, or -1 for whole epochs.")

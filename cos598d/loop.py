@@ -1,6 +1,5 @@
 """The training loop: an ordinary PyTorch loop, around the door that any script uses."""
 
-import functools
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
@@ -19,19 +18,17 @@ from cos598d.data.sampler import MicroBatch
 from cos598d.measure.clock import IterationClock
 from cos598d.measure.record import RunRecord
 from cos598d.memory import held
-from cos598d.optimizers import make_optimizer, set_learning_rate
+from cos598d.optimizers import make_optimizer
 from cos598d.parallel import Parallel, parallelize
 from cos598d.phases import Phases
 from cos598d.plan import Plan
-from cos598d.precision import autocast, make_scaler, step_scaled
+from cos598d.precision import autocast, step_scaled
 from cos598d.records.conventions import CHECKPOINT, LOSS, WARM_UP
 from cos598d.replicas import check_loss, check_replicas, check_weights
 from cos598d.terminal.console import Console
 
 if TYPE_CHECKING:
     from cos598d.attempt import Attempt
-
-Load = Callable[[MicroBatch], dict[str, torch.Tensor]]
 
 
 @dataclass(frozen=True)
@@ -53,7 +50,7 @@ class Job:
 def step(
     model: Parallel,
     micro_batches: Sequence[MicroBatch],
-    load: Load,
+    load: Callable[[MicroBatch], dict[str, torch.Tensor]],
     max_grad_norm: float,
     scaler: ShardedGradScaler,
     precision: str,
@@ -107,15 +104,19 @@ def train(job: Job, evaluate: Callable[[], dict[str, Any] | None], control: "Att
     config, ranks, record, console, examples = job.config, job.ranks, job.record, job.console, job.examples
     plan = Plan(config, len(examples), ranks.world_size)
     clock = IterationClock(ranks.device)
-    make = functools.partial(make_optimizer, flags=config, precision=config.precision)
     model, optimizer = parallelize(
-        job.model, lambda _: make(job.model), config.sync, ledger=ranks.ledger, **job.sync_options
+        job.model,
+        lambda _: make_optimizer(job.model, config, config.precision),
+        config.sync,
+        ledger=ranks.ledger,
+        **job.sync_options,
     )
     phase = model.phase = Phases(clock)
-    scaler = make_scaler(config.precision, ranks.device)
+    # On for fp16: all ranks skip the same steps, whatever part of the gradient they have.
+    scaler = ShardedGradScaler(ranks.device.type, enabled=config.precision == "fp16")
     job.model.train()
     at = control.begin(plan, model, scaler)  # the start, or where an earlier attempt of this run was saved
-    passes, watched = config.gradient_accumulation_steps, min(at.iteration + WARM_UP, plan.steps)
+    weighed = min(at.iteration + WARM_UP, plan.steps)
     tokens = 0
 
     def load(micro_batch: MicroBatch) -> dict[str, torch.Tensor]:
@@ -126,7 +127,7 @@ def train(job: Job, evaluate: Callable[[], dict[str, Any] | None], control: "Att
         return {name: tensor.to(ranks.device) for name, tensor in inputs.items()}
 
     def weigh(*_: Any) -> None:
-        if at.iteration == watched:
+        if at.iteration == weighed:
             record.memory["peak"] = held(model)
 
     optimizer.register_step_pre_hook(weigh)
@@ -146,7 +147,7 @@ def train(job: Job, evaluate: Callable[[], dict[str, Any] | None], control: "Att
             control.count([sum(votes) for votes in zip(*ranks.exchange(control.votes()), strict=True)])
             return
         at.evaluated = at.iteration
-        control.see(found, at)
+        control.best.see(found, at.iteration)
         if plan.ends_epoch(at.iteration) or control.is_over:
             cut = {"is_cut": True} if at.epoch_iterations < plan.epoch_steps else {}
             record.epoch({"epoch": epoch} | cut | at.end_epoch(plan.share(at.iteration)) | found)
@@ -170,24 +171,25 @@ def train(job: Job, evaluate: Callable[[], dict[str, Any] | None], control: "Att
             record.begin_iteration()
             at.iteration += 1
             rate = plan.learning_rate(at.stepped)
-            set_learning_rate(optimizer, rate)
+            for group in optimizer.param_groups:
+                group["lr"] = rate
             clock.start()
             ranks.ledger.begin(at.iteration, clock.started)
             with phase("data"):
-                micro_batches = sampler.micro_batches(batch, ranks.rank, ranks.world_size, passes)
+                parts = config.gradient_accumulation_steps
+                micro_batches = sampler.micro_batches(batch, ranks.rank, ranks.world_size, parts)
             tokens = 0
             has_stepped, (loss, *votes) = step(
                 model, micro_batches, load, config.max_grad_norm, scaler, config.precision, control.votes
             )
             seconds = clock.stop()
             at.stepped += has_stepped
-            if at.iteration == watched:
+            if at.iteration == weighed:
                 record.memory["between_steps"] = held(model)
             check_loss(loss, at.iteration, config.learning_rate)
             at.add(loss, plan.share(at.iteration))
             facts: dict[str, Any] = {"iteration": at.iteration, "loss": loss, "epoch": epoch, "learning_rate": rate}
-            facts |= {"examples": len(batch), "spans_seconds": clock.spans}
-            facts |= {"tokens_padded": tokens} if tokens else {}
+            facts |= {"examples": len(batch), "spans_seconds": clock.spans, "tokens_padded": tokens or None}
             record.iteration(facts, seconds, clock.phases, examples.counts(batch))
             progress(at.iteration, loss, seconds, len(batch))
             if config.check_replicas and at.iteration % config.check_replicas == 0 and model.sync.replicas_equal:

@@ -1,4 +1,4 @@
-"""The optimizers of a run: one declaration per optimizer, their flags, and the learning rate's schedule."""
+"""The optimizers of a run, their flags, and the learning rate's schedule."""
 
 import importlib
 import math
@@ -20,43 +20,8 @@ SCHEDULERS: dict[str, Callable[[float], float]] = {
     "cosine": lambda left: (1 + math.cos(math.pi * (1 - left))) / 2,
 }
 NO_WEIGHT_DECAY = re.compile(r"bias$|layer_?norm[^/]*weight$", re.IGNORECASE)
-
-
-@dataclass(frozen=True)
-class OptimizerKind:
-    """One value of --optimizer.
-
-    make     make(parameter groups, flags, is_fused) -> the optimizer; it must step every element by itself, since
-             ranks may step parts of tensors
-    kinds    the names of what it remembers of each parameter
-    numbers  numbers(flags) -> how many numbers that is for each weight
-    flags    the flags of OptimizerFlags that only this optimizer uses
-    """
-
-    make: Callable[[list[dict[str, Any]], "OptimizerFlags", bool], torch.optim.Optimizer]
-    kinds: tuple[str, ...]
-    numbers: Callable[["OptimizerFlags"], int]
-    flags: tuple[str, ...] = ()
-
-
-OPTIMIZERS = {
-    "adamw": OptimizerKind(
-        # fused: one pass over the weights instead of several, which saves time on CPUs that ranks share.
-        make=lambda groups, flags, is_fused: torch.optim.AdamW(
-            groups, lr=flags.learning_rate, eps=flags.adam_epsilon, fused=is_fused
-        ),
-        kinds=("step", "exp_avg", "exp_avg_sq"),
-        numbers=lambda flags: 2,
-        flags=("adam_epsilon",),
-    ),
-    "sgd": OptimizerKind(
-        # Never fused: torch's fused SGD fails if a parameter's first gradient comes later than the others'.
-        make=lambda groups, flags, _: torch.optim.SGD(groups, lr=flags.learning_rate, momentum=flags.momentum),
-        kinds=("momentum_buffer",),
-        numbers=lambda flags: int(flags.momentum > 0),
-        flags=("momentum",),
-    ),
-}
+# The flags that only this optimizer uses. Each steps every element by itself, since ranks may step parts of tensors.
+OPTIMIZERS = {"adamw": ("adam_epsilon",), "sgd": ("momentum",)}
 
 
 @dataclass(frozen=True)
@@ -87,13 +52,25 @@ def load_compiler() -> None:
 def make_optimizer(model: nn.Module, flags: OptimizerFlags, precision: str = "fp32") -> torch.optim.Optimizer:
     """The optimizer that the flags name, with weight decay on all parameters except biases and layer norms.
 
-    Frozen parameters are left out. It is not fused for fp16: on a CPU torch's scaler cannot unscale for a fused one.
+    Frozen parameters are left out. AdamW is fused: one pass over the weights instead of several, which saves time on
+    CPUs that ranks share; not for fp16, since on a CPU torch's scaler cannot unscale for a fused one. SGD never is:
+    torch's fails if a parameter's first gradient comes later than the others'.
     """
     groups: list[dict[str, Any]] = [{"params": [], "weight_decay": each} for each in (flags.weight_decay, 0.0)]
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:
             groups[bool(NO_WEIGHT_DECAY.search(name))]["params"].append(parameter)
-    return OPTIMIZERS[flags.optimizer].make([group for group in groups if group["params"]], flags, precision != "fp16")
+    groups = [group for group in groups if group["params"]]
+    if flags.optimizer == "sgd":
+        return torch.optim.SGD(groups, lr=flags.learning_rate, momentum=flags.momentum)
+    return torch.optim.AdamW(groups, lr=flags.learning_rate, eps=flags.adam_epsilon, fused=precision != "fp16")
+
+
+def remembered(flags: OptimizerFlags) -> tuple[str, ...]:
+    """The names of what the optimizer remembers: a number per weight each, and the step, one per parameter."""
+    if flags.optimizer == "sgd":
+        return ("momentum_buffer",) if flags.momentum else ()
+    return "step", "exp_avg", "exp_avg_sq"
 
 
 def schedule(kind: str, learning_rate: float, warmup_steps: int, steps: int) -> Callable[[int], float]:
@@ -106,9 +83,3 @@ def schedule(kind: str, learning_rate: float, warmup_steps: int, steps: int) -> 
         return learning_rate * factor(max(0.0, (steps - done) / max(1, steps - warmup_steps)))
 
     return rate
-
-
-def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
-    """Set the learning rate of the next step for all parameters."""
-    for group in optimizer.param_groups:
-        group["lr"] = rate

@@ -57,8 +57,10 @@ class Plan:
         self.steps = config.max_steps if config.max_steps > 0 else whole
         self.learning_rate = schedule(config.lr_scheduler, config.learning_rate, config.warmup_steps, self.steps)
         self._examples, self._seed, self._eval_steps = examples, config.seed, config.eval_steps
-        self._save_steps, self._save_epochs = config.save_steps, epochs_between_checkpoints(config)
-        self._saves_otherwise = config.save_seconds is not None or config.early_stopping is not None
+        # By default after each of several epochs, unless --save_steps asks for checkpoints.
+        saves = config.max_steps < 0 and config.num_train_epochs > 1 and not config.save_steps
+        self._save_epochs = int(saves) if config.save_epochs is None else config.save_epochs
+        self._save_steps = config.save_steps
 
     def epoch_of(self, iteration: int) -> int:
         """The epoch that an iteration belongs to."""
@@ -84,11 +86,6 @@ class Plan:
         ends_epoch = self.ends_epoch(at.iteration) and _divides(self._save_epochs, self.epoch_of(at.iteration))
         return ends_epoch or _divides(self._save_steps, at.iteration)
 
-    @property
-    def has_checkpoints(self) -> bool:
-        """Whether any checkpoints were asked for. If so, the best evaluation gets one too."""
-        return bool(self._save_steps or self._save_epochs or self._saves_otherwise)
-
     def batches(self, after: int) -> Iterator[tuple[int, np.ndarray]]:
         """Yield (epoch, global batch) for every iteration after iteration `after`. With 0, these are all iterations."""
         for epoch in range(self.epoch_of(after + 1), self.epoch_of(self.steps) + 1):
@@ -96,13 +93,6 @@ class Plan:
             batches = global_batches(self._examples, self.batch_size, self._seed, epoch - 1)
             for batch in itertools.islice(batches, max(0, after - before), self.steps - before):
                 yield epoch, batch
-
-
-def epochs_between_checkpoints(config: RunConfig) -> int:
-    """--save_epochs, or its default: 1 for several epochs without another flag for checkpoints, else 0 (none)."""
-    if config.save_epochs is not None:
-        return config.save_epochs
-    return int(config.max_steps < 0 and config.num_train_epochs > 1 and not (config.save_steps or config.save_seconds))
 
 
 def _divides(interval: int | None, number: int) -> bool:

@@ -13,8 +13,8 @@ from cos598d.records.conventions import PRECISIONS
 DTYPES = dict(zip(PRECISIONS, (None, torch.bfloat16, torch.float16), strict=True))
 # A processor's own words, in /proc/cpuinfo, for products in 16 bits.
 INSTRUCTIONS = {
-    "bf16": ("avx512_bf16", "amx_bf16", "avx_ne_convert", "bf16"),
-    "fp16": ("avx512_fp16", "amx_fp16", "asimdhp"),
+    "bf16": r"\b(avx512_bf16|amx_bf16|avx_ne_convert|bf16)\b",
+    "fp16": r"\b(avx512_fp16|amx_fp16|asimdhp)\b",
 }
 
 
@@ -22,11 +22,6 @@ def autocast(precision: str, device: torch.device) -> AbstractContextManager[Non
     """torch's autocast to the dtype of `precision`, off for "fp32". Weights and gradients stay float32."""
     dtype = DTYPES[precision]
     return torch.autocast(device.type, dtype=dtype or torch.bfloat16, enabled=dtype is not None)
-
-
-def make_scaler(precision: str, device: torch.device) -> ShardedGradScaler:
-    """torch's gradient scaler, on for fp16: all ranks skip the same steps, whatever part of the gradient they have."""
-    return ShardedGradScaler(device.type, enabled=precision == "fp16")
 
 
 def step_scaled(scaler: ShardedGradScaler, optimizer: torch.optim.Optimizer, iteration: int) -> bool:
@@ -48,13 +43,11 @@ def step_scaled(scaler: ShardedGradScaler, optimizer: torch.optim.Optimizer, ite
 
 def slow_on_this_processor(precision: str, device: torch.device) -> str:
     """A warning if this processor has no instructions for the 16 bits of `precision`; "" if it has, or does not say."""
-    if device.type != "cpu" or precision not in INSTRUCTIONS:
+    told = Path("/proc/cpuinfo")
+    if device.type != "cpu" or precision not in INSTRUCTIONS or not told.exists():
         return ""
-    try:
-        words = re.findall(r"^(?:flags|Features)\s*:(.*)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
-    except OSError:
-        return ""
-    if not words or set(INSTRUCTIONS[precision]) & set(words[0].split()):
+    words = re.search(r"^(flags|Features)\s*:.*$", told.read_text(), re.MULTILINE)
+    if not words or re.search(INSTRUCTIONS[precision], words[0]):
         return ""
     return (
         f"this processor has no instructions for {precision}, so --precision {precision} may be slower here than fp32. "

@@ -12,16 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from cos598d.attempt import leave, train_and_checkpoint
-from cos598d.checkpoints.folder import FOLDER, Found
-from cos598d.checkpoints.resume import (
-    facts_of,
-    find_checkpoint,
-    is_ours,
-    named_folder,
-    open_record,
-    say_if_finished,
-)
+from cos598d.attempt import train_and_checkpoint
+from cos598d.checkpoints.folder import Found
+from cos598d.checkpoints.resume import facts_of, find_checkpoint, is_ours, open_record, say_if_finished
 from cos598d.checkpoints.saving import Checkpoints
 from cos598d.comm.group import Ranks
 from cos598d.config import OF_TRAINER, SYNC_FIELDS, RunConfig, folder_name
@@ -51,9 +44,10 @@ from cos598d.optimizers import make_optimizer
 from cos598d.plan import Plan
 from cos598d.precision import autocast, slow_on_this_processor
 from cos598d.rank import RankProcess, init_rank
-from cos598d.records.conventions import MODEL
+from cos598d.records.conventions import CHECKPOINTS, MODEL
 from cos598d.sync import AUTO_SYNC, get_sync
 from cos598d.terminal.console import Console
+from cos598d.terminal.signals import GOES_ON
 from cos598d.world.devices import launcher_facts, place_of
 from cos598d.world.identity import Identity
 
@@ -146,18 +140,19 @@ def _run(
             setting["bytes_from"] = get_sync(config.sync).bytes_from
             job = Job(config, ranks, model, training, record, console, options)
             checkpoints = Checkpoints(
-                output / FOLDER,
+                output / CHECKPOINTS,
                 ranks,
                 config.keep,
                 lambda folder: save_description(folder, model, source.encoder),
                 {"sync": config.sync} | options,
                 saved,
                 console.warn,
+                facts,
             )
-            result = train_and_checkpoint(job, evaluation, checkpoints, facts, began)
-            if result.stopped is not None:
-                return leave(result, job)
-            setting |= {"best": result.best} if result.best else {}
+            is_stopped, best = train_and_checkpoint(job, evaluation, checkpoints, began)
+            if is_stopped:
+                return GOES_ON
+            setting |= {"best": best} if best else {}
             needed = training_operations(source.model_type, source.config, task.head, task.num_labels, training.lengths)
             peak = peak_of_all(ranks, config.precision, threads, core_peak)
             setting["operations"] = {"per_example": float(needed.mean()), "peak_per_second": peak}
@@ -178,7 +173,8 @@ def _run(
 
 def _claim_folder(config: RunConfig, identity: Identity, claims: contextlib.ExitStack) -> None:
     """Lock the folder that the run is to write to. Raises UserError if it is not free."""
-    named = named_folder(config)  # None: the run's folder will get a unique name in runs/
+    # None: the run's folder will get a unique name in runs/
+    named = None if config.output_dir is None else Path(config.output_dir)
     folder = named or Path("runs")
     may_be_full = named is None or config.overwrite_output_dir or is_ours(folder, config)
     claims.enter_context(claim_folder(folder, may_be_full, locks=named is not None and identity.rank == 0))
@@ -186,10 +182,10 @@ def _claim_folder(config: RunConfig, identity: Identity, claims: contextlib.Exit
 
 def _make_folder(config: RunConfig, ranks: Ranks, claims: contextlib.ExitStack) -> Path:
     """The run's folder: this rank's own if it was given one, else rank 0's. Hosts need not share it."""
-    named = named_folder(config)
+    named = None if config.output_dir is None else Path(config.output_dir)
     new = folder_name(config, ranks.world_size, f"{datetime.now():%Y%m%d-%H%M%S}-{os.getpid()}")
     first = ranks.exchange(str(named or new))[0]
-    folder = named if config.output_dir is not None and named else Path(first)
+    folder = named or Path(first)
     folder.mkdir(parents=True, exist_ok=True)
     if ranks.rank == 0 and named is None:
         claims.enter_context(claim_folder(folder, overwrite=True))  # the lock shows others that the run is at work

@@ -28,17 +28,14 @@ class Stopped(Exception):
     """The run stops here."""
 
 
-def record_run(folder, until, at=None, stops_after=None, resumed_from=None, board=None, counts=True, files=None):
+def record_run(folder, until, at=None, stops_after=None, board=None, counts=True, files=None):
     """Train to iteration `until`, from the start or from the checkpoint after iteration `at`, and finish.
 
     stops_after: raise Stopped after that iteration instead, without a word more than a killed process writes.
     """
     rank, size = dist.get_rank(), dist.get_world_size()
     monitor = Monitor(0.02, counts, torch.device("cpu"), print)
-    record = RunRecord(
-        Path(folder), rank, monitor, board, world_size=size, resume_at=at,
-        resumed_from=resumed_from and Path(resumed_from),
-    )  # fmt: skip
+    record = RunRecord(Path(folder), rank, monitor, board, world_size=size, resume_at=at)
     gradient, clock = torch.ones(NUMBERS), IterationClock(torch.device("cpu"))
     setting = SETTING | {"world_size": size}
     with suppress(Stopped), record:

@@ -1,6 +1,7 @@
 """A task of your own from a file: you train it, resume it and predict with it, and each mistake in it gets an error."""
 
 import json
+import shutil
 
 import pytest
 from data_files import task_at
@@ -84,7 +85,11 @@ def test_any_number_of_ranks_predicts_each_example_once_in_order(place, tmp_path
 
 @pytest.mark.long
 def test_run_resumes_only_with_the_same_data(place, tmp_path):
-    known = {"output_dir": tmp_path / "again", "resume": str(place / "run"), "max_steps": 4, "learning_rate": 1e-3}
+    for name in ("again", "other"):  # as after two of four steps
+        shutil.copytree(place / "run", tmp_path / name)
+        shutil.rmtree(tmp_path / name / "checkpoints" / "step-00000004")
+        (tmp_path / name / "summary.json").unlink()
+    known = {"output_dir": tmp_path / "again", "resume": "auto", "max_steps": 4, "learning_rate": 1e-3}
     cos598d.train(f"{place}/my_task.py:Reviews", data_dir=place, **known, **SETTING)
     assert summary_of(tmp_path / "again")["epochs"][-1]["loss"] == summary_of(place / "run")["epochs"][-1]["loss"]
     for part in ("train", "dev"):

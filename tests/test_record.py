@@ -13,7 +13,6 @@ from recording import EPOCH, NUMBERS, alone, record_run, rows_of, summary_of
 from cos598d.errors import UserError
 from cos598d.measure.claim import claim_folder
 from cos598d.records.conventions import (
-    ATTEMPTS,
     COMMUNICATION,
     EPOCHS,
     EVALUATION,
@@ -149,17 +148,6 @@ def test_a_run_may_resume_again_and_on_another_number_of_ranks(ranks, tmp_path):
     ]
     assert attempts == [[3, 0, 8, 4], [2, 5, 9, 4], [2, 4, 12, 0]]
     assert [row["epoch"] for row in rows_of(tmp_path, EPOCHS)] == [1, 2]
-
-
-def test_a_checkpoint_may_resume_in_another_folder(ranks, tmp_path):
-    before, after = tmp_path / "before", tmp_path / "after"
-    train(ranks, str(before), 12, stops_after=8, count=2)
-    kept = {path.name: path.read_bytes() for path in before.iterdir()}
-    train(ranks, str(after), 12, at=6, resumed_from=str(before), count=1)
-    assert [row["iteration"] for row in rows_of(after, ITERATIONS)] == list(range(1, 13))
-    assert [row["iteration"] for row in rows_of(after, ITERATIONS, 1)] == [1, 2, 3, 4, 5, 6]
-    assert len(rows_of(after, ATTEMPTS)) == 3  # two begins and an end
-    assert {path.name: path.read_bytes() for path in before.iterdir()} == kept
 
 
 def test_a_run_that_starts_over_removes_the_rows_of_the_earlier_one(ranks, tmp_path):

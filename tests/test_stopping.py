@@ -64,7 +64,7 @@ def test_max_seconds_ends_with_75_and_other_ranks_go_on(whole, tmp_path):
     text = end(start(tmp_path, "run", *RANKS, *words, "--max_seconds", "0.001"), 75)
     assert "--max_seconds 0.001 have passed after iteration 1" in text
     other = end(start(tmp_path, "run", "--world_size", "3", "--sync", "bucketed", *words))
-    assert "with 3 ranks in place of 2; dropout masks differ" in other
+    assert "with 3 ranks in place of 2, so random numbers differ" in other
     found = summary(tmp_path / "run")
     assert found["losses"][0] == whole["losses"][0]
     assert len(found["losses"]) == 12
@@ -80,18 +80,6 @@ def test_another_run_is_refused_unless_it_is_asked_for(tmp_path):
     assert "Traceback" not in refused
     forced = end(start(tmp_path, "run", *words, "--learning_rate", "0.1", "--resume_anyway"))
     assert "resumes anyway: --learning_rate" in forced
-
-
-@pytest.mark.long
-def test_a_named_checkpoint_resumes_in_another_folder(whole, tmp_path):
-    end(start(tmp_path, "first", *RANKS, "--num_train_epochs", 4, "--keep", 9))
-    place = tmp_path / "first" / "checkpoints" / "step-00000006"
-    assert "resumes after iteration 6" in end(
-        start(tmp_path, "second", *RANKS, "--num_train_epochs", 4, "--resume", place)
-    )
-    assert summary(tmp_path / "second")["losses"] == whole["losses"]
-    missing = end(start(tmp_path, "third", *RANKS, "--num_train_epochs", 4, "--resume", tmp_path), 2)
-    assert "this folder has no checkpoint" in missing
 
 
 def test_early_stopping_ends_with_the_best_model(tmp_path):

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import nn
+from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
 from worlds import these_ranks
 
 from cos598d.checkpoints.folder import Found, newest, place_of
@@ -15,10 +16,9 @@ from cos598d.checkpoints.saving import Checkpoints
 from cos598d.checkpoints.stopping import Best
 from cos598d.data.sampler import micro_batches
 from cos598d.loop import step
-from cos598d.optimizers import OPTIMIZERS, OptimizerFlags, make_optimizer
+from cos598d.optimizers import OptimizerFlags, make_optimizer, remembered
 from cos598d.parallel import parallelize
 from cos598d.plan import Position
-from cos598d.precision import make_scaler
 from cos598d.sync import get_sync
 
 STEPS, EXAMPLES = 6, 12
@@ -68,12 +68,12 @@ def train(
     parallel, _ = parallelize(
         model, lambda _: make_optimizer(model, flags, precision), sync, ledger=ranks.ledger, **known
     )
-    scaler, losses, place = make_scaler(precision, ranks.device), [], Path(folder or ".")
+    scaler, losses, place = ShardedGradScaler("cpu", enabled=precision == "fp16"), [], Path(folder or ".")
     found: Found | None = newest(place)[0] if folder else None  # all ranks see the folder
-    checkpoints = Checkpoints(place, ranks, keep, describe, {"sync": sync} | known, found, print)
+    checkpoints = Checkpoints(place, ranks, keep, describe, {"sync": sync} | known, found, print, {"seed": SEED})
     position, said = Position(), ""
     if found:
-        training, said = checkpoints.restore(parallel, scaler, OPTIMIZERS["adamw"].kinds)
+        training, said = checkpoints.restore(parallel, scaler, remembered(flags))
         position = training.position
     for iteration in range(position.iteration + 1, steps + 1):
         ranks.ledger.begin(iteration)
@@ -90,7 +90,7 @@ def train(
         assert has_stepped
         losses.append(loss)
         if iteration in save_at:
-            checkpoints.save(parallel, scaler, Position(iteration, iteration), Best(), {"seed": SEED})
+            checkpoints.save(parallel, scaler, Position(iteration, iteration), Best(), lambda: None)
     parallel.settle()
     weights = torch.cat([p.detach().flatten() for p in model.parameters()])
     digest = hashlib.sha256(weights.numpy().tobytes()).hexdigest()

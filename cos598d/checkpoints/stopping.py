@@ -39,46 +39,34 @@ class Best:
 
 
 class Stopping:
-    """Requests to end between two steps, or to save a checkpoint. The ranks agree on them at no cost.
+    """Requests to end between two steps. The ranks agree on them at no cost.
 
     1. In every step each rank gives its `votes`, which are sent with the loss: the signals that it has received. Rank
-       0, whose clock decides, also votes on whether --max_seconds or --save_seconds have passed.
+       0, whose clock decides, also votes on whether --max_seconds have passed.
     2. Every rank passes their sums, which are equal, to `count`. Then `reason` is why all stop after this step, as a
-       phrase (None: no request), and `wants_save` is whether a checkpoint is due.
+       phrase; None: no request.
     3. While the ranks evaluate, no loss is sent. A rank that `is_asked` to end evaluates no further, and says so when
        the others have done their part.
 
     --max_seconds counts from `began`, a time of `time.monotonic`.
     """
 
+    reason: str | None = None
+
     def __init__(self, flags: CheckpointFlags, ranks: Ranks, requests: Requests, began: float):
-        self._flags, self._ranks, self._requests = flags, ranks, requests
-        self._began, self._saved = began, time.monotonic()
-        self.reason: str | None = None
-        self.wants_save = False
+        self._limit, self._is_timed = flags.max_seconds or 0.0, flags.max_seconds is not None and ranks.rank == 0
+        self._requests, self._began = requests, began
 
     def is_asked(self) -> bool:
         """Whether this rank would vote for the end now."""
-        return self._requests.first is not None or self._has_passed(self._flags.max_seconds, self._began)
+        return any(self.votes())
 
     def votes(self) -> list[float]:
-        """This rank's votes: one for each signal, then on --max_seconds and --save_seconds."""
-        times = (self._flags.max_seconds, self._began), (self._flags.save_seconds, self._saved)
-        signals = [float(self._requests.first == number) for number in ENDING]
-        return signals + [float(self._has_passed(seconds, since)) for seconds, since in times]
+        """This rank's votes: one for each signal, then on --max_seconds."""
+        is_late = self._is_timed and time.monotonic() - self._began >= self._limit
+        return [*(float(self._requests.first == number) for number in ENDING), float(is_late)]
 
     def count(self, sums: Sequence[float]) -> None:
         """Take the sums of all ranks' votes of one step."""
-        *signals, has_passed, wants_save = map(bool, sums)
-        self.wants_save, self.reason = wants_save, None
-        if any(signals):
-            self.reason = f"stopped by {list(ENDING)[signals.index(True)].name}"
-        elif has_passed:
-            self.reason = f"--max_seconds {self._flags.max_seconds or 0:g} have passed"
-
-    def saved(self) -> None:
-        """Called after a checkpoint: --save_seconds count from here."""
-        self._saved, self.wants_save = time.monotonic(), False
-
-    def _has_passed(self, seconds: float | None, since: float) -> bool:
-        return self._ranks.rank == 0 and seconds is not None and time.monotonic() - since >= seconds
+        why = [*(f"stopped by {number.name}" for number in ENDING), f"--max_seconds {self._limit:g} have passed"]
+        self.reason = next((reason for reason, votes in zip(why, sums, strict=True) if votes), None)

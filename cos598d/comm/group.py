@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 # in. Among n ranks these are 2 n^2 questions and n^3 numbers, all of them through rank 0. All ranks must have the same
 # settings.
 GLOO_RENDEZVOUS = {"GLOO_ENABLE_STORE_V2_API": "1", "GLOO_ENABLE_RANK_AS_SEQUENCE_NUMBER": "1"}
+CPU = torch.device("cpu")
 
 
 @dataclass
@@ -46,18 +47,15 @@ class Ranks:
         return self.meeting.collect(value) if self.meeting else [value]
 
 
-def open_group(
-    meeting: "Meeting | None", backend: str = "gloo", device: torch.device | None = None, ledger: Ledger | None = None
-) -> Ranks:
+def open_group(meeting: "Meeting | None", backend: str = "gloo", device: torch.device = CPU) -> Ranks:
     """Open torch's default process group for the ranks that met. Collectives time out after the meeting's seconds.
 
     A single rank needs no meeting: its group has only itself, and is real, so that no code is special for one rank.
     """
-    device, ledger = device or torch.device("cpu"), ledger or Ledger()
     if meeting is None:
         choose_interface("127.0.0.1")
         dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
-        return Ranks(0, 1, device, backend, [0], ledger)
+        return Ranks(0, 1, device, backend, [0])
     for name, value in GLOO_RENDEZVOUS.items():
         os.environ.setdefault(name, value)
     rank, world_size = meeting.identity.rank, meeting.identity.world_size
@@ -68,7 +66,7 @@ def open_group(
         world_size=world_size,
         timeout=timedelta(seconds=meeting.seconds),
     )
-    return Ranks(rank, world_size, device, backend, list(meeting.hosts), ledger, meeting)
+    return Ranks(rank, world_size, device, backend, list(meeting.hosts), meeting=meeting)
 
 
 def close_group() -> None:

@@ -17,7 +17,7 @@ from cos598d.errors import UsageError
 from cos598d.formulas import FACTS, Job
 from cos598d.inputs import find
 from cos598d.models.build import build_model, count_parameters
-from cos598d.optimizers import OPTIMIZERS
+from cos598d.optimizers import remembered
 from cos598d.plan import Plan
 from cos598d.sync import AUTO_SYNC
 from cos598d.sync.sparse_rows import LEAST_BYTES, large_embeddings
@@ -101,7 +101,7 @@ def _job(config: RunConfig, model: nn.Module, examples: Examples, plan: Plan, ra
         sizes=tuple(p.nbytes for p in model.parameters() if p.requires_grad),
         n=ranks,
         a=config.gradient_accumulation_steps,
-        state=OPTIMIZERS[config.optimizer].numbers(config),
+        state=len(set(remembered(config)) - {"step"}),
         L=len({(layer, any(p is table for table in tables)) for p, layer in layer_of.items()}),
         E=sum(table.nbytes for table in tables),
         u=_looked_up(examples, batch, rows),

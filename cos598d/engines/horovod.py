@@ -4,7 +4,6 @@ import os
 import socket
 import threading
 from collections.abc import Callable
-from typing import Any
 
 import psutil
 import torch
@@ -48,16 +47,15 @@ class Horovod(GradientSync):
         import horovod.torch as hvd
 
         if not hvd.is_initialized():
-            _meet(self, hvd)
-        self._hvd = hvd
-        self._names = {p: name for name, p in self.parameters}
+            os.environ |= _place(self)
+            hvd.init()
+        self._hvd, self._names = hvd, {p: name for name, p in self.parameters}
         self._under_way: dict[nn.Parameter, int] = {}
         return call
 
     def ready(self, parameter: nn.Parameter) -> None:
-        self._under_way[parameter] = self._hvd.allreduce_async_(
-            parameter.grad, name=self._names[parameter], op=self._hvd.Average
-        )
+        name = self._names[parameter]
+        self._under_way[parameter] = self._hvd.allreduce_async_(parameter.grad, name=name, op=self._hvd.Average)
 
     def finish(self) -> None:
         used = self.agree([p in self._under_way or p.grad is not None for _, p in self.parameters])
@@ -65,30 +63,25 @@ class Horovod(GradientSync):
             if is_used and p not in self._under_way:  # other ranks have a gradient, or an earlier micro-batch had one
                 p.grad = torch.zeros_like(p) if p.grad is None else p.grad
                 self.ready(p)
-        for handle in self._under_way.values():
-            self._hvd.synchronize(handle)
-        self._under_way.clear()
+        while self._under_way:
+            self._hvd.synchronize(self._under_way.popitem()[1])
 
 
-def _meet(sync: Horovod, hvd: Any) -> None:
-    """Initialize Horovod on the existing ranks, each as a host of its own. They meet at its own server, on rank 0."""
+def _place(sync: GradientSync) -> dict[str, str]:
+    """How Horovod finds the ranks, each as a host of its own. They meet at its own server, on rank 0."""
     from horovod.runner.common.util.hosts import SlotInfo
     from horovod.runner.http.http_server import RendezvousHandler, RendezvousHTTPServer
 
     interface = os.environ.get(INTERFACE_VARIABLE, "lo").split(",")[0]
-    rank, ranks, server = sync.rank, sync.ranks, None
+    rank, ranks, place = sync.rank, sync.ranks, None
     if rank == 0:
         address = next(each.address for each in psutil.net_if_addrs()[interface] if each.family == socket.AF_INET)
         server = RendezvousHTTPServer((address, 0), RendezvousHandler, 0)
         server.init([SlotInfo(f"rank{each}", each, 0, each, ranks, 1, ranks) for each in range(ranks)])
         threading.Thread(target=server.serve_forever, daemon=True).start()
-    address, port = sync.exchange(server and server.server_address)[0]
+        place = server.server_address
+    address, port = sync.exchange(place)[0]
     words = f"RANK={rank} SIZE={ranks} LOCAL_RANK=0 LOCAL_SIZE=1 CROSS_RANK={rank} CROSS_SIZE={ranks} "
     words += f"HOSTNAME=rank{rank} CONTROLLER=gloo CPU_OPERATIONS=gloo GLOO_IFACE={interface} LOG_LEVEL=fatal "
     words += f"GLOO_RENDEZVOUS_ADDR={address} GLOO_RENDEZVOUS_PORT={port}"
-    os.environ |= {f"HOROVOD_{name}": value for name, _, value in (word.partition("=") for word in words.split())}
-    hvd.init()
-    sync.exchange("met")
-    if server:
-        server.shutdown()
-        server.server_close()
+    return {f"HOROVOD_{name}": value for name, _, value in (word.partition("=") for word in words.split())}

@@ -4,7 +4,6 @@ A folder with a summary.json has a run that ended well. Without one it has a run
 """
 
 import contextlib
-import shutil
 import time
 from collections.abc import Iterator, Mapping
 from datetime import datetime, timezone
@@ -55,8 +54,8 @@ class RunRecord:
     1. A row is appended to a file, and handed to the system at once: it can be read, and survives the process.
     2. A row of iterations is written when the next one begins, or before a checkpoint is complete, since bytes that are
        sent between two belong to the first. Calls have rows in the first iterations, and then rarely (`rows`).
-    3. `resume_at` is the iteration of the checkpoint that a run resumes from, and `resumed_from` its run's folder: rows
-       up to there are kept, and later ones cut off. Without it an earlier run's rows are removed.
+    3. `resume_at` is the iteration of the checkpoint that a run resumes from: rows up to there are kept, and later ones
+       cut off. Without it an earlier run's rows are removed.
     4. `finish` adds up the rows. A file that is complete has nothing else to be right about.
     """
 
@@ -69,14 +68,12 @@ class RunRecord:
         *,
         world_size: int = 1,
         resume_at: int | None = None,
-        resumed_from: Path | None = None,
     ):
         self.folder, self.rank, self.world_size, self.iterations = folder, rank, world_size, resume_at or 0
         self.epochs: list[Row] = []
         self.evaluations: list[Row] = []  # those inside an epoch
         self.memory: Row = {}  # of this rank, by category
         self._monitor, self._board = monitor, board
-        self._from = resumed_from if resumed_from and resumed_from.resolve() != folder.resolve() else None
         self._is_resumed, self._is_finished, self._is_training = resume_at is not None, False, False
         self._last: Iteration | None = None  # not written yet
         self._moment: float | None = None  # end of the wall time in the rows so far; None while training pauses
@@ -103,16 +100,13 @@ class RunRecord:
         """Keep an earlier attempt's rows up to where this one starts; return how many iterations are lost by that."""
         names, lost = [name.format(rank=self.rank) for name in OF_RANKS], 0
         if self.rank == 0:
-            found = {*_rows_in(self.folder), *_rows_in(self._from or self.folder)}
-            departed = {rank for rank in map(_rank_of, found) if rank >= self.world_size}
+            departed = {rank for rank in map(_rank_of, _rows_in(self.folder)) if rank >= self.world_size}
             names += [*OF_RUN, *(name.format(rank=rank) for name in OF_RANKS for rank in departed)]
             for name in (SUMMARY, *PREDICTION_FILES):
                 (self.folder / name).unlink(missing_ok=True)
         for path in (self.folder / name for name in names):
-            if self._from or not self._is_resumed:
+            if not self._is_resumed:
                 path.unlink(missing_ok=True)
-            if self._from and (self._from / path.name).exists():
-                shutil.copyfile(self._from / path.name, path)
             if path.exists() and path.name != ATTEMPTS:
                 lost = max(lost, cut_after(path, self.iterations))
         if self.rank == 0:

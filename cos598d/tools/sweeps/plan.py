@@ -29,7 +29,7 @@ ALSO_AXES = {BATCH: "per_gpu_train_batch_size"}  # another name of a flag
 LENGTHS = ("num_train_epochs", "max_steps")
 # A sweep keeps no models. It keeps checkpoints only where one of SAVING asks for them.
 OWN = {"save_model": False, "save_epochs": 0}
-SAVING = ("save_steps", "save_epochs", "save_seconds")
+SAVING = ("save_steps", "save_epochs")
 # What the sweep itself gives to each run.
 SET_HERE = ("label", "output_dir", "overwrite_output_dir", "resume", "resume_anyway")
 LONGEST_NAME = 90  # of the 100 characters of a run's label

@@ -6,6 +6,7 @@ Signals are passed on to the runs that are under way, and they end with this pro
 import json
 import re
 import shlex
+import shutil
 import signal
 import subprocess
 import time
@@ -14,11 +15,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import FrameType
 
-from cos598d.checkpoints.folder import FOLDER as CHECKPOINTS
-from cos598d.checkpoints.folder import remove_all
 from cos598d.config import RunConfig, config_from
 from cos598d.errors import ERROR, UserError
-from cos598d.records.conventions import AUTO_PRECISION
+from cos598d.records.conventions import AUTO_PRECISION, CHECKPOINTS
 from cos598d.records.unfinished import is_at_work
 from cos598d.terminal.children import end_all, exit_code_of
 from cos598d.terminal.fields import flags_of
@@ -138,7 +137,7 @@ class Runner:
         if code == 0:
             words = f"{time.monotonic() - one.began:.0f} s"
             if not one.run.keeps:
-                remove_all(self._folder / one.run.name / CHECKPOINTS)
+                shutil.rmtree(self._folder / one.run.name / CHECKPOINTS, ignore_errors=True)
         elif code == GOES_ON or self._asked:
             words = "it stopped before its end. Give the same command again, and it resumes."
         else:
