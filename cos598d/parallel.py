@@ -75,9 +75,9 @@ class Parallel(nn.Module):
     4. At backward's end the sync's `finish` runs.
 
     As with DDP, a backward whose forward was inside `no_sync` only adds to this rank's gradients. A second backward
-    before the optimizer's step averages again, and torch.autograd.grad() averages nothing. A backward must reach a
-    parameter on every rank, or on none. Two of these modules in one backward need a process group each if a rank may
-    leave parameters unused. Under syncs that shard, a rank has only its part of the average: clip by
+    before the optimizer's step averages again, and torch.autograd.grad() averages nothing. A backward must reach at
+    least one parameter on every rank, or none on any. Two of these modules in one backward need a process group each if
+    a rank may leave parameters unused. Under syncs that shard, a rank has only its part of the average: clip by
     `clip_grad_norm_`, which knows the whole norm.
 
     `module` is the model itself, under whose plain names `state_dict` and `load_state_dict` work. `phase("sync")` is

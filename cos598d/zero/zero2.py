@@ -1,4 +1,4 @@
-"""ZeRO stage 2: every rank keeps the gradients of its n-th alone, too."""
+"""ZeRO stage 2: every rank keeps only the gradients of its n-th, too."""
 
 import torch
 
@@ -17,9 +17,10 @@ class Zero2(Zero1):
     2. At backward's end the ranks compare whether they are inside `no_sync`. A rank that has another number of
        micro-batches is an error on all ranks.
 
-    Cost with a micro-batches per step: every rank sends a (n-1)/n S of gradients and (n-1)/n S of weights. Memory: as
-    stage 1, but S/n of gradients from backward to the step, and within backward the units that are on their way. Choose
-    it if stage 1's gradients do not fit. Without accumulation it sends no more.
+    Cost with k micro-batches per step: every rank sends k (n-1)/n S of gradients and (n-1)/n S of weights. In every
+    backward it sends a small all-reduce of 4 bytes per parameter, too. Memory: as stage 1, but S/n of gradients from
+    backward to the step, and within backward the units that are on their way. Choose it if stage 1's gradients do not
+    fit. Without accumulation it sends no more.
     """
 
     every_backward = True
