@@ -95,8 +95,9 @@ def _cuts(parameter: Any) -> int:
 
 
 def is_plain(tensor: torch.Tensor) -> bool:
-    """Whether it is a whole tensor: no part of one that FSDP or tensor parallelism has cut."""
-    return not hasattr(tensor, "placements") and not hasattr(tensor, "_is_flat_param")
+    """Whether it is a whole tensor with memory: no part of one that FSDP or tensor parallelism has cut."""
+    is_cut = hasattr(tensor, "placements") or hasattr(tensor, "_is_flat_param")
+    return not is_cut and (tensor.layout != torch.strided or tensor.untyped_storage().nbytes() >= tensor.nbytes)
 
 
 def local(tensor: torch.Tensor) -> torch.Tensor:
