@@ -10,6 +10,7 @@ import right_syncs
 from check_worlds import TESTS, Together, alone, mistake
 
 from cos598d.commands.cli import main
+from cos598d.tools.check import training
 
 ALL = mutants.MUTANTS | mutants_field.FIELD
 EXACT = (
@@ -62,6 +63,15 @@ THEIRS = [f"{Path(right_syncs.__file__)}:{name}" for name in right_syncs.RIGHT]
 def test_right_syncs_pass(test, names):
     together = Together(names)
     assert {name: said for name in names if (said := mistake(test, together.sync_of(name), 3))} == {}
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_the_training_of_check_stays_finite(seed):
+    """With too large a rate it ended in NaN for most seeds, and right syncs were refused."""
+    steps, state = training.alone(seed, 2)
+    found = [*state.values(), *(g for own in steps for of_rank in own for g in of_rank.values() if g is not None)]
+    assert all(each.isfinite().all() for each in found)
+    assert max(each.abs().max() for name, each in state.items() if name not in ("large", "seen") and each.numel()) < 100
 
 
 def test_a_way_to_train_is_compared_with_one_process(capfd):

@@ -97,11 +97,16 @@ def test_an_output_file_that_cannot_be_written_is_named_and_nothing_is_made(word
         ("sweep --grid sync=flat --runs_dir FILE", r"FILE/logs cannot be used \(Not a directory\)"),
         ("bench --output FILE", "--output FILE is a file"),
         ("picture --sync nosuch.py:Mine", "nosuch.py: no such file"),
+        ("check nosuch.py:Mine", "nosuch.py: no such file"),
+        ("check bad.py:Mine", r"bad.py is not Python \(.*line 1"),
+        ("check empty.py:Mine", "empty.py has no class Mine"),
     ],
 )
 def test_a_file_that_cannot_be_used_is_one_sentence(words, says, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "FILE").touch()
+    (tmp_path / "empty.py").touch()
+    (tmp_path / "bad.py").write_text("class Mine(:\n")
     assert main(words.split()) in (1, 2)
     said = capsys.readouterr().err
     assert re.match(f"error: .*{says}", said)

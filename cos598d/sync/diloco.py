@@ -36,8 +36,8 @@ class DiLoCo(LocalSGD):
     With an outer learning rate of 1 and no momentum this is `local_sgd`.
 
     Cost for weights of S bytes: as `local_sgd`, 1 call every H steps; every rank sends and receives 2(n-1)/n S / H per
-    step on average. In memory 2 S more. Choose it if links are so slow that H must be large: the momentum makes up for
-    some of what fewer averages lose.
+    step on average. In memory 2 S more, and S of outer gradients while it averages. Choose it if links are so slow that
+    H must be large: the momentum makes up for some of what fewer averages lose.
     """
 
     options_kind: type[Options] = DiLoCoOptions

@@ -45,6 +45,18 @@ def load_class(name: str, contract: Sequence[str], kind: str, how: str) -> type:
     return found
 
 
+def check_file(name: str) -> None:
+    """Raise UsageError unless FILE.py:CLASS names a Python file that mentions the class. The file is not run."""
+    path, _, class_name = name.rpartition(":")
+    source = _source(Path(path), path)
+    try:
+        compile(source, path, "exec")
+    except (SyntaxError, ValueError) as error:
+        raise UsageError(f"{path} is not Python ({one_line(error)}). Fix that file.") from None
+    if class_name.encode() not in source:
+        raise UsageError(f"{path} has no class {class_name}. Give the name of a class that is there.")
+
+
 def _missing(kind: type, contract: Sequence[str]) -> list[str]:
     return [method for method in contract if not callable(getattr(kind, method, None))]
 
@@ -56,15 +68,7 @@ def load_file(
 
     `compiled(module, source, path)` returns the code to run. Before that it may add names to the module.
     """
-    if not path.name.endswith(SUFFIXES):
-        raise UsageError(f"{shown} is not a Python file. Give FILE.py:CLASS.")
-    try:
-        source = path.read_bytes()
-    except OSError as error:
-        reason = "no such file" if isinstance(error, FileNotFoundError) else f"cannot be read ({error.strerror})"
-        raise UsageError(
-            f"{shown}: {reason}. Give the path of FILE.py:CLASS relative to {Path.cwd()}, or in full."
-        ) from None
+    source = _source(path, shown)
     path = path.resolve()
     if (path, source) in _modules:
         return _modules[path, source]
@@ -86,6 +90,18 @@ def load_file(
         raise UsageError(f"{shown} {why}. Fix that file.") from error
     _modules[path, source] = module
     return module
+
+
+def _source(path: Path, shown: str) -> bytes:
+    if not path.name.endswith(SUFFIXES):
+        raise UsageError(f"{shown} is not a Python file. Give FILE.py:CLASS.")
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        reason = "no such file" if isinstance(error, FileNotFoundError) else f"cannot be read ({error.strerror})"
+        raise UsageError(
+            f"{shown}: {reason}. Give the path of FILE.py:CLASS relative to {Path.cwd()}, or in full."
+        ) from None
 
 
 def raised(error: BaseException, file: str) -> str:

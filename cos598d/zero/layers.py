@@ -48,7 +48,7 @@ def by_layer(model: nn.Module, units: Sequence[Unit]) -> dict[nn.Module, list[Un
 def refuse_max_norm(model: nn.Module) -> None:
     """Raise UserError if a forward of the model changes weights: the ranks that own them would not see it."""
     for name, module in model.named_modules():
-        if getattr(module, "max_norm", None) is not None:
+        if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.max_norm is not None:
             raise UserError(
                 f"{name or 'the model'} has max_norm, so its forward changes the rows that this rank looks up, and "
                 "other ranks would not learn it. Set max_norm to None and scale the rows after optimizer.step()."

@@ -7,7 +7,7 @@ from pathlib import Path
 from cos598d.errors import UsageError
 from cos598d.formulas import FACTS, Job
 from cos598d.sync import SYNCS, get_sync
-from cos598d.terminal.own_code import is_own
+from cos598d.terminal.own_code import check_file, is_own
 from cos598d.tools.check.driving import file_of, second_step
 from cos598d.tools.exam.models import plain_model
 from cos598d.tools.exam.ranks import run
@@ -21,8 +21,7 @@ def tests_of(name: str) -> Path:
     """The file of tests for a sync. Raises UsageError for a sync that does not exist, or claims nothing to test."""
     here = files(__package__)
     if is_own(name):
-        if not file_of(name).is_file():
-            raise UsageError(f"{file_of(name)}: no such file. Give FILE.py:CLASS relative to {Path.cwd()}, or in full.")
+        check_file(name)
         return Path(str(here.joinpath("test_sync.py")))
     get_sync(name)
     if name in INEXACT:

@@ -25,7 +25,7 @@ from cos598d.tools.exam.notes import LessonComm
 from cos598d.tools.exam.ranks import World
 
 WIDTH, WORDS, TOKENS, LAYERS, EXAMPLES = 12, 53, 5, 11, 3
-RATE, CLOSE = 0.02, 2e-4  # what rounding may add up to over the training, of a tensor's largest gradient
+RATE, CLOSE = 0.002, 2e-4  # what rounding may add up to over the training, of a tensor's largest gradient
 LARGE = 3e4  # half precision has no larger numbers than twice that
 ALL, NONE = "all ranks", "no rank"
 EVAL = "eval()"
@@ -38,7 +38,7 @@ class Moment:
 
     uses: which ranks use the layer `sometimes`: ALL, NONE, "the first rank", or "the first micro-batch" of two.
     only_a_number: whether nothing but one parameter is used, of all ranks or of the last one. before: "evaluation",
-    "exception", "settle", "new sync", or EVAL: from there on the model trains in evaluation mode, as in fine-tuning.
+    "exception", "settle", "new sync", or EVAL: its step is made in evaluation mode, as in fine-tuning.
     """
 
     uses: str = ALL
@@ -69,7 +69,8 @@ SCRIPT = (
     Moment(uses=NONE, before="settle"),
     Moment(only_a_number="every rank", uses=NONE),
     Moment(only_a_number="the last rank"),
-    Moment(uses="the first rank", before=EVAL),
+    Moment(before=EVAL),
+    Moment(uses="the first rank"),
 )
 
 
@@ -181,10 +182,9 @@ def drive_training(comm: LessonComm, module: Any, name: str, seed: int) -> dict[
                 wrapped.detach()
                 wrapped = wrap(name, model, ledger)
                 wrapped.sync.load_own_state(state)
-            if not all(each.training for each in model.modules()):
+            if SCRIPT[step - 1].before != EVAL and not all(each.training for each in model.modules()):
                 faults.append(f"the model is in evaluation after {moment.before or 'the step before'}")
-            if moment.before == EVAL:
-                wrapped.eval()
+            wrapped.train(moment.before != EVAL)
             for part in range(moment.parts - 1):
                 with wrapped.no_sync():
                     wrapped(*inputs(seed, comm.rank, comm.world_size, step, part)).backward()
