@@ -29,8 +29,8 @@ from cos598d.tools.exam.own_order import compiled_for
 # Ways of cutting buckets, for syncs that have them: the default, almost one per tensor, one for all.
 BUCKETS: dict[str, dict[str, float]] = {
     "": {},
-    "tiny buckets": {"bucket_mb": 64 / 2**20, "first_bucket_mb": 32 / 2**20},
-    "one bucket": {"bucket_mb": 1e6, "first_bucket_mb": 1e6},
+    "with tiny buckets": {"bucket_mb": 64 / 2**20, "first_bucket_mb": 32 / 2**20},
+    "with one bucket": {"bucket_mb": 1e6, "first_bucket_mb": 1e6},
 }
 
 
