@@ -55,7 +55,7 @@ def _measured(name):
     """Of the last steps: the bytes that this rank sent for gradients and weights, and its calls, per step."""
     ledger, kind = Ledger(), get_sync(name)
     sizes = {"bucket_mb": BUCKET_MB, "first_bucket_mb": FIRST_MB}
-    options = {k: v for k, v in sizes.items() if k in kind.options_kind.names()} | HELD.get(name, {})
+    options = {k: v for k, v in sizes.items() if k in kind.takes} | HELD.get(name, {})
     with ledger:
         parallel, optimizer = parallelize(Net(), lambda ps: torch.optim.AdamW(ps, 1e-3), name, ledger=ledger, **options)
         for step in range(1, STEPS + 1):

@@ -64,7 +64,7 @@ def train(
     model, flags = Small(dropout), OptimizerFlags(weight_decay=0.01, learning_rate=0.01)
     torch.manual_seed(SEED + ranks.rank)
     options = {"find_unused_parameters": True, **(options or {})}
-    known = {name: options[name] for name in get_sync(sync).options_kind.names() if name in options}
+    known = {name: options[name] for name in get_sync(sync).takes if name in options}
     parallel, _ = parallelize(
         model, lambda _: make_optimizer(model, flags, precision), sync, ledger=ranks.ledger, **known
     )

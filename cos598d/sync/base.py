@@ -3,7 +3,6 @@
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,27 +15,9 @@ from cos598d.sync.alike import check_models, sparse_weights
 
 if TYPE_CHECKING:
     from cos598d.comm.ledger import Ledger
+    from cos598d.sync.options import Options
 
 Named = tuple[str, nn.Parameter]
-
-
-@dataclass(frozen=True)
-class Options:
-    """What every sync may be told. Those of more are in `options.py`, and in the file of the only sync that has one.
-
-    find_unused_parameters: whether a step may leave a trainable parameter without a gradient on some rank. Finding out
-        costs an all-reduce of 4 bytes per parameter in each step.
-    broadcast_buffers: whether rank 0's buffers, such as running statistics, are sent to all ranks before the first
-        forward after an average, as torch's DDP does.
-    """
-
-    find_unused_parameters: bool = True
-    broadcast_buffers: bool = True
-
-    @classmethod
-    def names(cls) -> tuple[str, ...]:
-        """The names of all options of this kind."""
-        return tuple(one.name for one in fields(cls))
 
 
 class GradientSync:
@@ -54,7 +35,7 @@ class GradientSync:
 
     shards: whether each rank's optimizer steps only a part of the weights. every_backward: whether backwards inside
     `no_sync` are reduced too. replicas_equal: whether all ranks hold the same weights between two steps.
-    options_kind: the class of its options. takes_sparse: whether it averages the gradients of
+    takes: the names of its options (`options.py`). takes_sparse: whether it averages the gradients of
     `nn.Embedding(..., sparse=True)`. keeps_optimizer_state: whether a checkpoint has what the optimizer remembers.
     bytes_from: whether the ledger has its bytes, or only the kernel's counters.
     """
@@ -62,15 +43,15 @@ class GradientSync:
     shards = every_backward = takes_sparse = False
     replicas_equal = keeps_optimizer_state = True
     bytes_from = BY_LEDGER
-    options_kind: type[Options] = Options
-    options: Any  # of that class
+    takes: tuple[str, ...] = ("find_unused_parameters", "broadcast_buffers")
+    options: Any
     optimizer: torch.optim.Optimizer | None = None  # set by `Parallel`
     ends_step = True  # set by `Parallel`: whether the last forward of training was outside of no_sync
     buffers_are_due = True  # an average was made since rank 0's buffers were sent
 
-    def __init__(self, ledger: "Ledger", options: Options | None = None, group: dist.ProcessGroup | None = None):
+    def __init__(self, ledger: "Ledger", options: "Options | None" = None, group: dist.ProcessGroup | None = None):
         """`group`: the ranks that train the model; None for all of them."""
-        self.ledger, self.options, self.group = ledger, options or self.options_kind(), group
+        self.ledger, self.options, self.group = ledger, options, group
         self.rank, self.ranks = dist.get_rank(group), dist.get_world_size(group)
         self.parameters: list[Named] = []
 

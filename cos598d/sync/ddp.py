@@ -7,8 +7,9 @@ from contextlib import AbstractContextManager
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from cos598d.sync.base import GradientSync, Options
-from cos598d.sync.options import BucketSizes, PlainBucketOptions
+from cos598d.sync.base import GradientSync
+from cos598d.sync.bucketed import SIZED
+from cos598d.sync.options import Options
 
 
 class DDP(GradientSync):
@@ -27,7 +28,7 @@ class DDP(GradientSync):
     calls itself, in C++, and the ledger sees them as it sees all others. Choose it for real work.
     """
 
-    options_kind: type[Options] = PlainBucketOptions
+    takes = (*GradientSync.takes, *SIZED)
     takes_sparse = True
 
     def attach(self, model: nn.Module) -> Callable:
@@ -40,7 +41,7 @@ class DDP(GradientSync):
                 find_unused_parameters=self.options.find_unused_parameters,
                 init_sync=False,  # `attach` has just done it
                 # Passed only if it differs: torch then has no small first bucket.
-                bucket_cap_mb=None if self.options.bucket_mb == BucketSizes.bucket_mb else self.options.bucket_mb,
+                bucket_cap_mb=None if self.options.bucket_mb == Options.bucket_mb else self.options.bucket_mb,
                 gradient_as_bucket_view=self.options.gradient_as_bucket_view,
                 broadcast_buffers=self.options.broadcast_buffers,
             )

@@ -2,9 +2,8 @@
 
 from collections.abc import Sequence
 
-from cos598d.sync.base import Named, Options
+from cos598d.sync.base import GradientSync, Named
 from cos598d.sync.bucketed import Bucketed
-from cos598d.sync.options import PackedOptions
 
 
 class Overlap(Bucketed):
@@ -20,7 +19,7 @@ class Overlap(Bucketed):
     tensors. Choose it to see what overlap gains by itself; `bucketed` does the same with fewer calls.
     """
 
-    options_kind: type[Options] = PackedOptions
+    takes = (*GradientSync.takes, "gradient_as_bucket_view")
 
     def plan(self, parameters: Sequence[Named]) -> list[list[Named]]:
         return [[named] for named in reversed(parameters)]

@@ -11,11 +11,10 @@ from torch import nn
 
 from cos598d.errors import UserError
 from cos598d.records.conventions import AGREEMENT
-from cos598d.sync.base import GradientSync, Named, Options
-from cos598d.sync.bucketed import Bucketed
+from cos598d.sync.base import GradientSync, Named
+from cos598d.sync.bucketed import SIZED, Bucketed
 from cos598d.sync.buckets import Bucket
 from cos598d.sync.codecs import End
-from cos598d.sync.options import PlainBucketOptions
 from cos598d.world.network import network_identity
 
 
@@ -37,7 +36,7 @@ class SharedMemory(Bucketed):
     into the kernel and out again.
     """
 
-    options_kind: type[Options] = PlainBucketOptions  # nothing is sent, so nothing is compressed
+    takes = (*GradientSync.takes, *SIZED)
 
     def attach(self, model: nn.Module) -> Callable:
         for name, p in model.named_parameters():
