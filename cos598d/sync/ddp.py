@@ -29,7 +29,6 @@ class DDP(GradientSync):
     """
 
     takes = (*GradientSync.takes, *SIZED)
-    takes_sparse = True
 
     def attach(self, model: nn.Module) -> Callable:
         super().attach(model)

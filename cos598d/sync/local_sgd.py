@@ -27,7 +27,6 @@ class LocalSGD(GradientSync):
     """
 
     takes = (*GradientSync.takes, "sync_every")
-    takes_sparse = True
     steps = 0
 
     def finish(self) -> None:

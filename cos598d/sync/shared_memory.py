@@ -73,9 +73,8 @@ class SharedMemory(Bucketed):
             added = self._announce("added up", bucket)
 
             def copy() -> None:
-                with self.ledger.composing("shared_memory", bucket.numbers, bucket.name):
-                    added.wait()
-                    bucket.buffer.copy_(self._memory[bucket][-1])
+                added.wait()
+                bucket.buffer.copy_(self._memory[bucket][-1])
 
             return copy
 

@@ -81,8 +81,7 @@ class SparseRows(Bucketed):
                     self._unions[p] = union, dist.all_reduce(union, dist.ReduceOp.MAX, self.group, async_op=True)
 
     def _average_rows(self, name: str, p: nn.Parameter, union: torch.Tensor) -> None:
-        if p.grad is None:
-            p.grad = torch.zeros_like(p)
+        p.grad = torch.zeros_like(p) if p.grad is None else p.grad.to_dense()
         rows = union.nonzero().flatten()
         values = p.grad[rows]
         outside = (values.count_nonzero() != p.grad.count_nonzero()).to(p.dtype)

@@ -42,7 +42,7 @@ class Zero1(Bucketed):
     with AdamW, 2S/n of state. The step takes one n-th of the time. Choose it wherever `bucketed` or `ddp` would do.
     """
 
-    shards = takes_sparse = True
+    shards = True
     takes = (*GradientSync.takes, "bucket_mb", "first_bucket_mb", "gather_in_forward")
     buckets: Any  # units
 
