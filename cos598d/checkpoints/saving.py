@@ -64,7 +64,7 @@ class Checkpoints:
         if ranks.device.type == "cuda":
             own[_CUDA] = torch.cuda.get_rng_state(ranks.device)
         for rank in range(ranks.world_size):
-            tensors |= {f"rank{rank}/{name}": tensor for name, tensor in self._move(own, rank, to=0).items()}
+            tensors |= {f"rank{rank}/{name}": tensor for name, tensor in self._from(rank, own).items()}
         gathered()
         if ranks.rank:
             return
@@ -87,12 +87,11 @@ class Checkpoints:
         assert found is not None
         training, own = found.training, dict[str, torch.Tensor]()
         said = f"resumes after iteration {training.position.iteration}, from {found.path}"
-        with ranks.ledger.unheard():  # an uninterrupted training would not have sent this
-            state = self._move(_of_kinds(found.tensors, (*OF_MODEL, *kinds)))
-            parallel.load_state(state)
-            for rank in range(ranks.world_size) if ranks.world_size == training.ranks else ():
-                own |= self._move(_of_kinds(found.tensors, [f"rank{rank}"]), to=rank)
-        own = {key.partition("/")[2]: tensor for key, tensor in own.items()}
+        state = self._from(0, _of_kinds(found.tensors, (*OF_MODEL, *kinds)))
+        parallel.load_state(state)
+        for rank in range(ranks.world_size) if ranks.world_size == training.ranks else ():
+            its = self._from(0, _of_kinds(found.tensors, [f"rank{rank}"]))
+            own = {key.partition("/")[2]: t for key, t in its.items()} if rank == ranks.rank else own
         if own:
             torch.set_rng_state(own[_CPU].cpu())
         else:
@@ -115,31 +114,23 @@ class Checkpoints:
         tensors: _Tensors = {}
         with contextlib.suppress(*UNREADABLE):
             tensors = read(place_of(self.folder, iteration)).tensors if self.ranks.rank == 0 else {}
-        best = self._move(_of_kinds(tensors, OF_MODEL))
+        best = self._from(0, _of_kinds(tensors, OF_MODEL))
         if best:
             load_model(model, best)
         return bool(best)
 
-    def _move(self, tensors: Mapping[str, torch.Tensor], source: int = 0, to: int | None = None) -> _Tensors:
-        """A rank's tensors, on the rank `to`, or on all. Every rank calls it. They are where collectives send from."""
+    def _from(self, source: int, tensors: Mapping[str, torch.Tensor]) -> _Tensors:
+        """The rank's tensors, on every rank. Every rank calls it. They are where collectives send from."""
         forms = {key: [list(t.shape), str(t.dtype).removeprefix("torch.")] for key, t in tensors.items()}
-        forms, rank = self.ranks.exchange(forms)[source], self.ranks.rank
-        if to == source or rank not in (source, rank if to is None else to):
-            return dict(tensors) if rank == to else {}
+        forms = self.ranks.exchange(forms)[source]
         device = self.ranks.device if self.ranks.backend == "nccl" else torch.device("cpu")
         found = {key: torch.empty(shape, dtype=getattr(torch, t), device=device) for key, (shape, t) in forms.items()}
         for key, tensor in found.items():
-            if rank == source:
+            if self.ranks.rank == source:
                 tensor.copy_(tensors[key])
-            sent = tensor.view(-1).view(torch.uint8)
             with self.ranks.ledger.naming(key, STATE):
-                if to is None:
-                    dist.broadcast(sent, source)
-                elif rank == source:
-                    dist.send(sent, to)
-                else:
-                    dist.recv(sent, source)
-        return found if to in (None, rank) else {}
+                dist.broadcast(tensor.view(-1).view(torch.uint8), source)
+        return found
 
 
 def _of_kinds(tensors: Mapping[str, torch.Tensor], kinds: Sequence[str]) -> _Tensors:

@@ -45,7 +45,6 @@ class Iteration(Struct, omit_defaults=True):
     wall_seconds: float
     wall_seconds_after: float
     calls: Count
-    tensors: Count
     payload_bytes: Count
     bytes_sent: Count
     bytes_received: Count
@@ -252,7 +251,6 @@ class Summary(Setting, kw_only=True):
     seconds_per_iteration: Seconds
     phases: dict[str, float | None]
     calls_per_iteration: AtLeastZero
-    tensors_per_iteration: AtLeastZero
     payload_bytes_per_iteration: AtLeastZero
     bytes_sent_per_iteration: list[AtLeastZero]
     bytes_received_per_iteration: list[AtLeastZero]
