@@ -10,7 +10,6 @@ import torch
 
 from cos598d.checkpoint_flags import CheckpointFlags
 from cos598d.data import TASK_NAMES, Task, TaskFlags, get_task
-from cos598d.data.metrics import MACRO
 from cos598d.data.squad import MOST_QUERY
 from cos598d.data.tasks import TASKS_WITH
 from cos598d.errors import UsageError
@@ -170,8 +169,7 @@ class RunConfig(TaskFlags, SyncFlags, OptimizerFlags, CheckpointFlags):
         if self.do_predict and task.head != "sequence_classification":
             raise UsageError(f"--do_predict: {task.name} has no test set. Give files to `cos598d predict`.")
         self._check_task_flags(task)
-        metrics = (*task.metric.names, *(MACRO if task.tells_classes else ()))
-        self.check_life(self.do_train, self.do_eval, self.output_dir, metrics)
+        self.check_life(self.do_train, self.do_eval, self.output_dir)
         for owner, names in OPTIMIZERS.items():
             for name in given(self, names) if self.optimizer != owner else ():
                 raise UsageError(f"--{name} has no effect with --optimizer {self.optimizer}. Leave it out.")

@@ -149,10 +149,8 @@ def _run(
                 console.warn,
                 facts,
             )
-            is_stopped, best = train_and_checkpoint(job, evaluation, checkpoints, began)
-            if is_stopped:
+            if train_and_checkpoint(job, evaluation, checkpoints, began):
                 return GOES_ON
-            setting |= {"best": best} if best else {}
             needed = training_operations(source.model_type, source.config, task.head, task.num_labels, training.lengths)
             peak = peak_of_all(ranks, config.precision, threads, core_peak)
             setting["operations"] = {"per_example": float(needed.mean()), "peak_per_second": peak}

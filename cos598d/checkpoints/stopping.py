@@ -1,41 +1,11 @@
-"""Why a training stops before its last step: signals, --max_seconds, evaluations that no longer improve."""
+"""Why a training stops before its last step: signals and --max_seconds."""
 
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Sequence
 
-from cos598d.checkpoint_flags import LOSS_METRIC, CheckpointFlags
+from cos598d.checkpoint_flags import CheckpointFlags
 from cos598d.comm.group import Ranks
 from cos598d.terminal.signals import ENDING, Requests
-
-
-@dataclass
-class Best:
-    """The best evaluation so far by a metric, and how many since then were no better. iteration: 0 before the first.
-
-    A smaller loss is better; of any other metric, a larger value. An evaluation without a finite value is worse than
-    all that have one. Every rank sees the same metrics, so all make the same decision.
-    """
-
-    metric: str = LOSS_METRIC
-    value: float | None = None
-    iteration: int = 0
-    waited: int = 0
-
-    def see(self, metrics: Mapping[str, Any], iteration: int) -> bool:
-        """Take the metrics after an iteration. Return whether they are the best so far."""
-        value, is_less = metrics.get(self.metric), self.metric == LOSS_METRIC
-        if value is None or (self.value is not None and not (value < self.value if is_less else value > self.value)):
-            self.waited += 1
-            return False
-        self.value, self.iteration, self.waited = value, iteration, 0
-        return True
-
-    def sentence(self) -> str:
-        """Why training stops early."""
-        which = "" if self.value is None else f" {self.value:.4f} after iteration {self.iteration}"
-        return f"stopped early: {self.waited} evaluations in a row had no better {self.metric} than the best{which}"
 
 
 class Stopping:

@@ -211,15 +211,6 @@ class Epoch(Classes, kw_only=True):
     training: Training | None = None
 
 
-class Best(Struct):
-    """The best evaluation, and that of the model that was kept for it if it is not the last one."""
-
-    iteration: Count
-    metric: str
-    value: float
-    evaluated: Classes | None = None
-
-
 class Setting(Struct, kw_only=True):
     """setting.json: what is known before a run begins."""
 
@@ -261,7 +252,6 @@ class Summary(Setting, kw_only=True):
     attempts: list[Attempt] = []
     wire: Wire | None = None
     memory: Memory | None = None
-    best: Best | None = None
     operations: dict[str, float | None] = {}
     unfinished: str = ""  # how far a run got that is at work, or has not ended well
 
