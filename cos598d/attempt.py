@@ -20,8 +20,8 @@ class Attempt(Stopping):
     A checkpoint is written when the plan says so, and when the ranks' votes end the training.
     """
 
-    def __init__(self, job: Job, requests: Requests, began: float, checkpoints: Checkpoints):
-        super().__init__(job.config, job.ranks, requests, began)
+    def __init__(self, job: Job, requests: Requests, checkpoints: Checkpoints):
+        super().__init__(requests)
         self._job, self._checkpoints = job, checkpoints
         self._saved_at = 0
 
@@ -52,15 +52,14 @@ class Attempt(Stopping):
         self._saved_at = at.iteration
 
 
-def train_and_checkpoint(job: Job, evaluation: Evaluation, checkpoints: Checkpoints, began: float) -> bool:
-    """Train until the work is done, or until a signal or --max_seconds asks for the end. Every rank calls it.
+def train_and_checkpoint(job: Job, evaluation: Evaluation, checkpoints: Checkpoints) -> bool:
+    """Train until the work is done, or until a signal asks for the end. Every rank calls it.
 
     Return whether it stopped before the work was done. During training, the signals of `terminal/signals.ENDING` are
-    only noted. --max_seconds counts from `began`, a time.monotonic(). Raises UserError as `train` does, and if nothing
-    was saved before it stopped.
+    only noted. Raises UserError as `train` does, and if nothing was saved before it stopped.
     """
     with Requests() as requests:
-        attempt = Attempt(job, requests, began, checkpoints)
+        attempt = Attempt(job, requests, checkpoints)
         train(job, lambda: evaluation(attempt.is_asked), attempt)
         record, console = job.record, job.console
         if attempt.reason:

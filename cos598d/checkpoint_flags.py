@@ -30,12 +30,6 @@ class CheckpointFlags:
         choices=("auto",),
     )
     resume_anyway: bool = flag(False, "resume even if changed flags make it a different run", group=GROUP)
-    max_seconds: float | None = flag(
-        None,
-        "after X seconds, finish the step, save, and exit with code 75 (for jobs with a time limit)",
-        group=GROUP,
-        above=0,
-    )
     eval_steps: int | None = flag(None, "also evaluate every N steps, not only after every epoch", group=GROUP, least=1)
     log_every: int | None = flag(
         None,

@@ -88,7 +88,7 @@ class GradientSync:
     def begin_forward(self) -> None:
         """A forward is about to begin, of training or of evaluation."""
         if self.buffers_are_due and self.options.broadcast_buffers:
-            self.send_buffers()
+            GradientSync.settle(self)
 
     def ready(self, parameter: nn.Parameter) -> None:
         """Backward has computed this parameter's .grad. It may start to send it."""
@@ -112,7 +112,8 @@ class GradientSync:
 
     def settle(self) -> None:
         """Make the ranks' models equal: give every rank rank 0's buffers, and shared weights if they differ."""
-        self.send_buffers()
+        self.buffers_are_due = False
+        self.broadcast(self.model.buffers(), "buffers", BUFFERS)
 
     def own_state(self) -> dict[str, torch.Tensor]:
         """What this rank keeps from one step to the next, by name, for a checkpoint. Every rank calls it, settled."""
@@ -195,11 +196,6 @@ class GradientSync:
                 dist.broadcast(together, self.peer(0), group=self.group)
             for each, part in zip(data, together.split([len(part) for part in parts]), strict=True):
                 each.copy_(part.clone().view(each.dtype).view(each.shape))
-
-    def send_buffers(self) -> None:
-        """Give every rank rank 0's buffers."""
-        self.buffers_are_due = False
-        self.broadcast(self.model.buffers(), "buffers", BUFFERS)
 
     def peer(self, rank: int) -> int:
         """The number of this group's rank among all processes, as torch needs it."""

@@ -95,7 +95,7 @@ class Bucketed(GradientSync):
         return self.codec.kept
 
     def load_own_state(self, state: Mapping[str, torch.Tensor]) -> None:
-        self.codec.load(state, self.device)
+        self.codec.kept = {name: tensor.to(self.device, copy=True) for name, tensor in state.items()}
 
     def detach(self) -> None:
         self.buckets, self._bucket_of = [], {}

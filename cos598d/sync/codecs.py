@@ -8,7 +8,7 @@ and what was kept of it is dropped.
 
 import contextlib
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
@@ -45,10 +45,6 @@ class Codec:
         error = self.kept.setdefault(f"error/{name}", torch.zeros_like(numbers))
         numbers += error.nan_to_num_(0.0, 0.0, 0.0)  # a step that overflowed leaves no trace
         return error.copy_(numbers)
-
-    def load(self, kept: Mapping[str, torch.Tensor], device: torch.device) -> None:
-        """Continue from what another was keeping."""
-        self.kept = {name: tensor.to(device, copy=True) for name, tensor in kept.items()}
 
 
 class BFloat16(Codec):
