@@ -123,7 +123,7 @@ FACTS: dict[str, Facts] = {
     "ring": Facts(both_ways, lambda j: 1, replica),
     "halving_doubling": Facts(folded, lambda j: 1, replica),
     "tree": Facts(lambda j, r: j.S * (children(j.n, r) + (r > 0)), lambda j: 1, replica),
-    "shared_memory": Facts(lambda j, r: 0, lambda j: 0, lambda j: replica(j, j.S / j.n)),
+    "shared_memory": Facts(lambda j, r: 0, lambda j: j.B, lambda j: replica(j, j.S / j.n)),
     "hierarchical": Facts(among_hosts, lambda j: (2 * (j.h < j.n) + (j.h > 1)) * j.B, replica),
     "sparse_rows": Facts(lambda j, r: passes(j, 2, j.S - j.E + j.E * j.u), lambda j: j.B, replica),
     "local_sgd": Facts(lambda j, r: both_ways(j) / j.H, lambda j: 1 / j.H, replica),

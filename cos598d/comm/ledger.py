@@ -54,8 +54,8 @@ class Ledger:
     """The rows of one process, in the order of its calls. `with ledger:` around a training writes them down.
 
     Several ledgers may be entered at once: each gets every call. The loop calls `begin` for each iteration. Without
-    `output`, all rows stay in `rows`. With it, `take` writes those of the iterations that it `keeps` as JSON lines (to
-    its `writelines`), and drops all.
+    `output`, all rows stay in `rows`. With it, `take` drops them, and writes those of the iterations that it `keeps` as
+    JSON lines (to its `writelines`).
     """
 
     def __init__(self, output: Any = None, keeps: Callable[[int], bool] = lambda iteration: True):

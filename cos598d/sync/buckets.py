@@ -12,11 +12,11 @@ MIB = 1 << 20
 
 class Bucket:
     """A buffer for the gradients of some parameters of one dtype. Each parameter has a view of its part. What is sent
-    are `numbers`, which are real, (count,).
+    is `numbers`, (count,), which are real.
 
-    Filling it divides by the number of ranks, so that the sum over the ranks is the average, and fits into 16 bits
-    where the average does. The averages are copied back into the gradients that autograd made; with `is_view`, each
-    .grad becomes the view itself. `missing` are the parameters that are to come in this step.
+    Filling it divides by the number of ranks. So the sum over the ranks is the average, and fits into 16 bits where the
+    average does. The averages are copied back into the gradients that autograd made. With `is_view`, each .grad becomes
+    the view itself. `missing` are the parameters that are to come in this step.
     """
 
     def __init__(self, name: str, named: Sequence[Named], ranks: int, is_view: bool, flat: torch.Tensor | None = None):

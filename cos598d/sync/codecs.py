@@ -1,9 +1,9 @@
 """Gradient compression, `--compress` of `bucketed`: codecs that sum a bucket over the ranks in fewer bytes.
 
-`start(name, numbers, shapes)` starts the sum of a bucket, and returns what ends it: call that later, and the bucket has
-the sum, the same bits on every rank. What a step did not send is kept and added to the next (error feedback: Seide et
-al. 2014, Karimireddy et al. 2019); a checkpoint saves it. If some rank's gradient is not finite, neither is the sum,
-and what was kept of it is dropped.
+`start(name, numbers, shapes)` starts the sum of a bucket, and returns what ends it. Call that later, and the bucket has
+the sum, the same bits on every rank. What a step did not send is kept and added to the next, and a checkpoint saves it.
+This is error feedback (Seide et al. 2014, Karimireddy et al. 2019). If some rank's gradient is not finite, neither is
+the sum, and what was kept of it is dropped.
 """
 
 import contextlib
@@ -21,7 +21,7 @@ End = Callable[[], object]
 class Codec:
     """No compression: an all-reduce.
 
-    default: the number that follows a codec's name, if none is given; 0 for a codec without one. most: the largest.
+    default: the number after a codec's name, if none is given; 0 for a codec without numbers. most: the largest.
     """
 
     default: float = 0

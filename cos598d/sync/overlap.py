@@ -1,4 +1,4 @@
-"""One all-reduce for each gradient, started as soon as backward has computed it."""
+"""One all-reduce for each gradient, started while backward runs."""
 
 from collections.abc import Sequence
 
@@ -9,8 +9,8 @@ from cos598d.sync.bucketed import Bucketed
 class Overlap(Bucketed):
     """All-reduce tensor by tensor, during backward: `bucketed` with a bucket for each gradient.
 
-    1. As soon as backward has computed a gradient, every rank copies it, divided by n, and starts its ring all-reduce.
-       The order is the reverse of registration, which is the order of arrival.
+    1. When backward has computed a gradient, every rank copies it, divided by n. Its ring all-reduce starts when those
+       of all gradients before it have started. The order is the reverse of registration, mostly that of arrival.
     2. Backward continues with the layers below while the ring runs.
     3. After backward every rank waits for the remaining calls.
 

@@ -71,8 +71,9 @@ class SharedMemory(Bucketed):
             added = self._announce("added up", bucket)
 
             def copy() -> None:
-                added.wait()
-                bucket.buffer.copy_(self._memory[bucket][-1])
+                with self.ledger.composing("shared_memory", bucket.numbers, bucket.name):
+                    added.wait()
+                    bucket.buffer.copy_(self._memory[bucket][-1])
 
             return copy
 
