@@ -22,7 +22,7 @@ class CheckpointFlags:
         group=GROUP,
         least=0,
     )
-    keep: int = flag(2, "how many of the newest checkpoints to keep, in addition to the best", group=GROUP, least=1)
+    keep: int = flag(2, "how many of the newest checkpoints to keep", group=GROUP, least=1)
     resume: str | None = flag(
         None,
         "auto: resume from the newest complete checkpoint in --output_dir, if there is one",
@@ -30,20 +30,7 @@ class CheckpointFlags:
         choices=("auto",),
     )
     resume_anyway: bool = flag(False, "resume even if changed flags make it a different run", group=GROUP)
-    max_seconds: float | None = flag(
-        None,
-        "after X seconds, finish the step, save, and exit with code 75 (for jobs with a time limit)",
-        group=GROUP,
-        above=0,
-    )
     eval_steps: int | None = flag(None, "also evaluate every N steps, not only after every epoch", group=GROUP, least=1)
-    early_stopping: str | None = flag(
-        None,
-        f"stop after PATIENCE evaluations in a row without a new best (by {LOSS_METRIC}, or by METRIC), and end with "
-        "the best model",
-        group=GROUP,
-        metavar="PATIENCE[:METRIC]",
-    )
     log_every: int | None = flag(
         None,
         "print the first five iterations, then every Nth (default: one every few seconds, or a progress bar)",
@@ -52,28 +39,8 @@ class CheckpointFlags:
         is_local=True,
     )
 
-    def patience(self) -> int | None:
-        """How many evaluations in a row may be no better than the best; None without --early_stopping.
-
-        Raises UsageError unless the flag starts with a whole number of at least 1. A metric may follow it.
-        """
-        if self.early_stopping is None:
-            return None
-        number, colon, metric = self.early_stopping.partition(":")
-        if not number.isascii() or not number.isdigit() or int(number) < 1 or (colon and not metric):
-            raise UsageError(
-                f"--early_stopping {self.early_stopping} is not valid. Give a number of evaluations from 1, and a "
-                f"metric if you like, such as 3 or 3:{LOSS_METRIC}."
-            )
-        return int(number)
-
-    def metric(self) -> str:
-        """The metric by which one evaluation is better than another."""
-        return (self.early_stopping or "").partition(":")[2] or LOSS_METRIC
-
-    def check_life(self, do_train: bool, do_eval: bool, output_dir: str | None, metrics: tuple[str, ...]) -> None:
-        """Raise UsageError for flags that cannot work; `metrics` are the task's."""
-        self.patience()
+    def check_life(self, do_train: bool, do_eval: bool, output_dir: str | None) -> None:
+        """Raise UsageError for flags that cannot work."""
         if not do_train:
             for name in given(self, flags_of(CheckpointFlags)):
                 raise UsageError(f"--{name} is for training. Leave it out, or add --do_train.")
@@ -81,11 +48,5 @@ class CheckpointFlags:
             raise UsageError("--resume auto looks in the run's folder. Give --output_dir.")
         if self.resume_anyway and self.resume is None:
             raise UsageError("--resume_anyway has no effect without --resume. Leave it out, or add --resume.")
-        for name in ("eval_steps", "early_stopping"):
-            if getattr(self, name) is not None and not do_eval:
-                raise UsageError(f"--{name} {getattr(self, name)} needs evaluations. Add --do_eval.")
-        if self.metric() not in (LOSS_METRIC, *metrics):
-            raise UsageError(
-                f"--early_stopping {self.early_stopping}: unknown metric {self.metric()!r}. Choose one of "
-                f"{', '.join((LOSS_METRIC, *metrics))}."
-            )
+        if self.eval_steps is not None and not do_eval:
+            raise UsageError(f"--eval_steps {self.eval_steps} needs evaluations. Add --do_eval.")

@@ -4,13 +4,12 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from cos598d.checkpoint_flags import CheckpointFlags
 from cos598d.data import TASK_NAMES, Task, TaskFlags, get_task
-from cos598d.data.metrics import MACRO
 from cos598d.data.squad import MOST_QUERY
 from cos598d.data.tasks import TASKS_WITH
 from cos598d.errors import UsageError
@@ -18,16 +17,11 @@ from cos598d.optimizers import OPTIMIZERS, TRAINING, OptimizerFlags
 from cos598d.records.conventions import PRECISIONS
 from cos598d.sync import AUTO_SYNC, KNOWN, get_sync
 from cos598d.sync.codecs import get_codec
-from cos598d.sync.options import SYNC_GROUP, or_choose, sync_flags
+from cos598d.sync.options import SYNC_GROUP, SyncFlags, or_choose
 from cos598d.terminal.fields import check_flags, defaults_of, flag, flags_of, given
 from cos598d.terminal.own_code import label_of
 from cos598d.terminal.printable import printable
 from cos598d.world.devices import AUTO_BACKEND, check_threads
-
-if TYPE_CHECKING:
-    from cos598d.sync.options import BucketOptions as SyncFlags
-else:
-    SyncFlags = sync_flags()
 
 BACKENDS = (AUTO_BACKEND, "gloo", "nccl")
 SYNC_FIELDS = tuple(defaults_of(SyncFlags))
@@ -53,8 +47,8 @@ MOST_EXAMPLES = 1 << 20  # per step, or per micro-batch
 class RunConfig(TaskFlags, SyncFlags, OptimizerFlags, CheckpointFlags):
     """The settings of a run. Each field is the flag of its name; `check` raises an error for what cannot work.
 
-    A flag is one line here, in a base class, or in the `options_kind` of a sync. The parser, --help, its
-    range check and the comparison between ranks follow from it.
+    A flag is one line here or in a base class. The parser, --help, its range check and the comparison between ranks
+    follow from it.
     """
 
     sync: str = flag(
@@ -175,8 +169,7 @@ class RunConfig(TaskFlags, SyncFlags, OptimizerFlags, CheckpointFlags):
         if self.do_predict and task.head != "sequence_classification":
             raise UsageError(f"--do_predict: {task.name} has no test set. Give files to `cos598d predict`.")
         self._check_task_flags(task)
-        metrics = (*task.metric.names, *(MACRO if task.tells_classes else ()))
-        self.check_life(self.do_train, self.do_eval, self.output_dir, metrics)
+        self.check_life(self.do_train, self.do_eval, self.output_dir)
         for owner, names in OPTIMIZERS.items():
             for name in given(self, names) if self.optimizer != owner else ():
                 raise UsageError(f"--{name} has no effect with --optimizer {self.optimizer}. Leave it out.")
@@ -199,7 +192,7 @@ class RunConfig(TaskFlags, SyncFlags, OptimizerFlags, CheckpointFlags):
 
     def sync_options(self) -> dict[str, Any]:
         """The options of the sync that --sync names: its flags, and what the trainer knows."""
-        names = get_sync(self.sync).options_kind.names()
+        names = get_sync(self.sync).takes
         known = OF_TRAINER | {name: getattr(self, name) for name in SYNC_FIELDS}
         return {name: known[name] for name in names if name in known}
 
@@ -235,7 +228,7 @@ class RunConfig(TaskFlags, SyncFlags, OptimizerFlags, CheckpointFlags):
             return
         sync = get_sync(self.sync)
         for name in given(self, SYNC_FIELDS):
-            if name not in sync.options_kind.names():
+            if name not in sync.takes:
                 raise UsageError(f"--{name} has no effect with --sync {self.sync}. Leave it out{or_choose(name)}.")
         if self.compress is not None:
             get_codec(self.compress)

@@ -147,7 +147,6 @@ def train(job: Job, evaluate: Callable[[], dict[str, Any] | None], control: "Att
             control.count([sum(votes) for votes in zip(*ranks.exchange(control.votes()), strict=True)])
             return
         at.evaluated = at.iteration
-        control.best.see(found, at.iteration)
         if plan.ends_epoch(at.iteration) or control.is_over:
             cut = {"is_cut": True} if at.epoch_iterations < plan.epoch_steps else {}
             record.epoch({"epoch": epoch} | cut | at.end_epoch(plan.share(at.iteration)) | found)

@@ -18,7 +18,7 @@ from cos598d.state import load_model, load_optimizer, model_state, optimizer_sta
 from cos598d.sync import get_sync
 from cos598d.sync.base import GradientSync
 from cos598d.sync.hooks import weakly
-from cos598d.sync.options import or_choose
+from cos598d.sync.options import Options, or_choose
 
 
 def parallelize(
@@ -251,7 +251,7 @@ def make_sync(
     """
     kind = get_sync(sync) if isinstance(sync, str) else sync
     for word in options:
-        if word not in kind.options_kind.names():
+        if word not in kind.takes:
             raise UsageError(f"{word} has no effect with {_name_of(sync)}. Leave it out{or_choose(word)}.")
     if not dist.is_initialized():
         if int(os.environ.get("WORLD_SIZE", "1")) > 1:
@@ -260,7 +260,7 @@ def make_sync(
                 "wrapped."
             )
         open_group(None)
-    return kind(ledger or Ledger(), kind.options_kind(**options), group)
+    return kind(ledger or Ledger(), Options(**options), group)
 
 
 def _name_of(sync: str | type[GradientSync]) -> str:

@@ -3,7 +3,6 @@
 import contextlib
 import os
 import shutil
-import time
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from datetime import datetime
@@ -75,7 +74,7 @@ def _run(
 ) -> int:
     """Parse, join, load, build, train, save; return the exit code. The run's folder is locked until `claims` close."""
     # Parse: what this rank can check by itself, before other ranks wait for it.
-    began, asked = time.monotonic(), config
+    asked = config
     config.check(identity.world_size)
     task, words = inputs[:2] if inputs else find_data(config)
     _claim_folder(config, identity, claims)
@@ -149,10 +148,8 @@ def _run(
                 console.warn,
                 facts,
             )
-            is_stopped, best = train_and_checkpoint(job, evaluation, checkpoints, began)
-            if is_stopped:
+            if train_and_checkpoint(job, evaluation, checkpoints):
                 return GOES_ON
-            setting |= {"best": best} if best else {}
             needed = training_operations(source.model_type, source.config, task.head, task.num_labels, training.lengths)
             peak = peak_of_all(ranks, config.precision, threads, core_peak)
             setting["operations"] = {"per_example": float(needed.mean()), "peak_per_second": peak}

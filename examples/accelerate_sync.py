@@ -16,7 +16,7 @@ import cos598d
 class SyncAccelerator(Accelerator):
     """An Accelerator whose models are wrapped by `cos598d.parallelize` where DistributedDataParallel stood.
 
-    `sync` holds the arguments of parallelize, such as {"sync": "zero3"} or {"sync": "ring", "compress": "bf16"}. A
+    `sync` holds the arguments of parallelize, such as {"sync": "zero3"} or {"sync": "bucketed", "compress": "bf16"}. A
     model comes first in `prepare`, then its optimizer. `accumulate` and `no_sync` send nothing meanwhile, except under
     zero2 and zero3. `model.settle()`, on every rank, makes the plain `model.module` whole before evaluating.
     """

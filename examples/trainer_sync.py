@@ -17,8 +17,8 @@ import cos598d
 class SyncTrainer(Trainer):
     """A Trainer that trains with `cos598d.parallelize` where DistributedDataParallel stood.
 
-    `sync` holds the arguments of parallelize, such as {"sync": "zero3"} or {"sync": "ring", "compress": "bf16"}. While
-    the Trainer accumulates, nothing is sent, except under zero2 and zero3. What it saves has the model's plain names.
+    `sync` holds the arguments of parallelize, such as {"sync": "zero3"} or {"sync": "bucketed", "compress": "bf16"}.
+    While the Trainer accumulates, nothing is sent, except under zero2 and zero3. It saves under plain names.
     """
 
     def __init__(self, *arguments, sync, **named):

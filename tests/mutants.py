@@ -280,7 +280,7 @@ LeavesHooks lets_go: after detach backward still makes
     return module
 
 TakesAnyModel refuses_different_models: attach took models that differ
-    self.model, self.sparse = model, set()
+    self.model = model
     self.parameters = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
     return model
 

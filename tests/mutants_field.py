@@ -261,23 +261,6 @@ InnerEndsOuter accumulates:
     def finish(self):
         pass
 
-WrongRows:
-    # Says that it takes sparse gradients, and adds the ranks' values without their rows.
-    takes_sparse = True
-
-    def average(self, name, gradient):
-        if not gradient.is_sparse:
-            super().average(name, gradient)
-            return
-        whole = gradient.coalesce()
-        values = whole.values()
-        most = torch.tensor([len(values)])
-        dist.all_reduce(most, dist.ReduceOp.MAX)
-        padded = torch.zeros(int(most), values.shape[1])
-        padded[: len(values)] = values
-        super().average(name, padded)
-        gradient.copy_(torch.sparse_coo_tensor(whole.indices(), padded[: len(values)], gradient.shape))
-
 EveryThousandth:
     calls = 0
 
@@ -301,8 +284,6 @@ OneSwitch lets_go: after the detach of another model's sync
         super().detach()
 
 ClampsLargeOnes:
-    takes_sparse = False
-
     def average(self, name, gradient):
         super().average(name, gradient)
         gradient.clamp_(-1e4, 1e4)
@@ -331,8 +312,6 @@ EvaluationEndsIt:
 
 BitOfNoise:
     # Adds noise of its own generator.
-    takes_sparse = False
-
     def average(self, name, gradient):
         super().average(name, gradient)
         generator = self.__dict__.setdefault("generator", torch.Generator().manual_seed(1))

@@ -64,7 +64,6 @@ def write_run(
         },
         "phases": {f"seconds_{name}": mean and part * mean for name, part in PARTS.items()},
         "calls_per_iteration": 2 if sent else 0,
-        "tensors_per_iteration": 2 if sent else 0,
         "payload_bytes_per_iteration": sent,
         "bytes_sent_per_iteration": [sent] * ranks,
         "bytes_received_per_iteration": [sent] * ranks,
@@ -130,7 +129,7 @@ def iteration(number: int, seconds: float, loss: float, sent: int) -> dict:
     row = {"iteration": number, "epoch": 1, "loss": loss, "learning_rate": 5e-5, "examples": 16, "seconds": seconds}
     row |= {f"seconds_{name}": part * seconds for name, part in PARTS.items()}
     row |= {"wall_seconds": seconds, "wall_seconds_after": 0.0, "spans_seconds": spans}
-    row |= {"calls": 2, "tensors": 2, "payload_bytes": sent, "bytes_sent": sent, "bytes_received": sent}
+    row |= {"calls": 2, "payload_bytes": sent, "bytes_sent": sent, "bytes_received": sent}
     row |= {"predicted_bytes_sent": sent, "predicted_bytes_received": sent}
     row |= {"counted_bytes_sent": None, "counted_bytes_received": None}
     return row | {"by_purpose": {"gradients": [2, sent, sent, sent]} if sent else {}}

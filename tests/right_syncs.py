@@ -74,7 +74,8 @@ FlatViews(GradientSync):
         return module
 
     def finish(self):
-        used = dict(zip([p for _, p in self.parameters], self.used(), strict=True))
+        has = [p.grad is not None for _, p in self.parameters]
+        used = dict(zip([p for _, p in self.parameters], self.agree(has), strict=True))
         for group, flat in self.flats:
             views = [part.view(p.shape) for part, p in zip(flat.split([p.numel() for p in group]), group, strict=True)]
             for p, view in zip(group, views, strict=True):

@@ -146,7 +146,7 @@ def one_process(dtype: torch.dtype, *how: Any) -> dict[str, torch.Tensor]:
 
 def options_of(sync, **values) -> dict:
     """Small buckets, and these values, where the sync has such options."""
-    names = (get_sync(sync) if isinstance(sync, str) else sync).options_kind.names()
+    names = (get_sync(sync) if isinstance(sync, str) else sync).takes
     values = {"bucket_mb": 0.01, "first_bucket_mb": 0.002, **values}
     return {name: value for name, value in values.items() if name in names}
 

@@ -16,7 +16,6 @@ from safetensors.torch import load_file, save_file
 from training_cases import describe, train
 
 from cos598d.checkpoints.folder import UNREADABLE, Training, newest, read, steps, write
-from cos598d.checkpoints.stopping import Best
 from cos598d.errors import UserError
 from cos598d.plan import Position
 
@@ -45,9 +44,9 @@ def _save(folder):
     train("bucketed", folder=folder, save_at=(2, 4), steps=4)
 
 
-def make(folder: Path, iteration: int, keep: int = 2, best: int = 0) -> None:
+def make(folder: Path, iteration: int, keep: int = 2) -> None:
     """Write a checkpoint whose only weight is its iteration."""
-    training = Training(4, 1, {}, Position(iteration), Best("acc", 0.5 if best else None, best), {}, {})
+    training = Training(4, 1, {}, Position(iteration), {}, {})
     tensors = {"weights/w": torch.full((3,), float(iteration)), "exp_avg/w": torch.zeros(3)}
     write(folder, training, tensors, describe, keep)
 
@@ -66,12 +65,12 @@ def test_a_checkpoint_is_a_model_and_no_pickle(saved):
     assert len(modes) == 1  # the library's own files could be read by their owner only
 
 
-def test_the_newest_and_the_best_are_kept(tmp_path):
+def test_the_newest_are_kept(tmp_path):
     for iteration in range(1, 7):
-        make(tmp_path, iteration, keep=2, best=min(iteration, 3))
-    assert [number for number, _ in steps(tmp_path)] == [6, 5, 3]
-    make(tmp_path, 4, keep=2, best=3)  # another attempt: what came later is not its own
-    assert [number for number, _ in steps(tmp_path)] == [4, 3]
+        make(tmp_path, iteration, keep=2)
+    assert [number for number, _ in steps(tmp_path)] == [6, 5]
+    make(tmp_path, 4, keep=2)  # another attempt: what came later is not its own
+    assert [number for number, _ in steps(tmp_path)] == [4]
 
 
 DAMAGES = {

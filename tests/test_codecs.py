@@ -1,6 +1,5 @@
 """Compression, hosts, and what syncs keep from step to step."""
 
-import itertools
 from unittest.mock import patch
 
 import pytest
@@ -22,7 +21,6 @@ CODECS = ("bf16", "fp16", "int8", "topk:0.1", "powersgd:2")
 SHARES = {"bf16": 0.5, "fp16": 0.5, "int8": 0.25, "topk:0.1": 0.3, "powersgd:2": 0.031}
 # The largest error of a gradient's element, as a share of the largest element; None: it comes in later steps.
 ERRORS = {"bf16": 3 * 2**-8, "fp16": 3 * 2**-11, "int8": 2 / 127, "topk:0.1": None, "powersgd:2": None}
-COMPRESSING = ("bucketed", "overlap", "flat", "ring", "tree", "halving_doubling", "hierarchical", "sparse_rows")
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +55,10 @@ def _gradients(sync, compress=None, steps=1, **options):
             model.zero_grad()
             wrapped(batch(0)).square().mean().backward()
             found.append(torch.cat([p.grad.flatten() for p in model.parameters()]))
-    return [torch.stack(found), ledger.sent("gradients", iteration=steps - 1)]
+    return [
+        torch.stack(found),
+        sum(row.bytes_sent for row in ledger.rows if row.iteration == steps - 1 and row.purpose == "gradients"),
+    ]
 
 
 def _with_and_without(sync, compress, steps=1):
@@ -111,19 +112,6 @@ def test_an_overflow_is_seen_by_all_and_leaves_no_trace(ranks, codec):
     assert ranks.run(_overflow, "bucketed", codec, count=3) == [[True, False, True]] * 3
 
 
-def _all_compressing():
-    return {f"{sync} {codec}": _gradients(sync, codec)[0] for sync, codec in itertools.product(COMPRESSING, CODECS)}
-
-
-def test_every_sync_with_every_codec(ranks):
-    found = ranks.run(_all_compressing, count=3)
-    right = ranks.run(_gradients, "all_reduce", None, count=3)[0][0]
-    for key, gradient in found[0].items():
-        assert all(torch.equal(gradient, other[key]) for other in found), f"{key}: the ranks differ"
-        error = ((gradient - right).norm() / right.norm()).item()
-        assert error < (0.02 if "topk" not in key and "powersgd" not in key else 1.0), (key, error)
-
-
 @pytest.mark.parametrize("word", ["zip", "bf16:2", "bf16:", "topk:2", "topk:0", "powersgd:1.5", "powersgd:x", ":4"])
 def test_codecs_that_do_not_exist(word):
     with pytest.raises(UsageError, match=f"--compress {word}: unknown compression. Choose bf16, fp16, int8, topk:S"):
@@ -137,12 +125,11 @@ def _on_hosts(hosts):
     """Gradients and bytes of this rank, where `hosts[r]` is rank r's host."""
     with patch.object(shared_memory, "network_identity", lambda _: hosts[dist.get_rank()]):
         found = _gradients("hierarchical", bucket_mb=0.1)
-        coded = _gradients("hierarchical", "bf16", bucket_mb=0.1)
         try:
             data_parallel(net(), "shared_memory")
         except Exception as error:
-            return [*found, coded[1], str(error)]
-    return [*found, coded[1], ""]
+            return [*found, str(error)]
+    return [*found, ""]
 
 
 @pytest.mark.parametrize("hosts", ["aabb", "abab", "abbb", "abcd", "aaaa"])
@@ -150,12 +137,11 @@ def test_hosts_sum_inside_and_send_once(ranks, hosts):
     right = ranks.run(_gradients, "all_reduce")[0][0]
     size, count = right.numel() * 4, len(set(hosts))
     between = 2 * (count - 1) / count * size
-    for rank, (gradient, sent, sent_as_bf16, sentence) in enumerate(ranks.run(_on_hosts, hosts)):
+    for rank, (gradient, sent, sentence) in enumerate(ranks.run(_on_hosts, hosts)):
         torch.testing.assert_close(gradient, right)
         is_first, m = hosts.index(hosts[rank]) == rank, hosts.count(hosts[rank])
-        assert sent - sent_as_bf16 == pytest.approx(between / 2 if is_first else 0, rel=1e-3)
-        if is_first:
-            assert sent == pytest.approx(between + size * ((m - 1) / m + (m - 1).bit_length()), rel=1e-3)
+        inside = size * ((m - 1) / m + (m - 1).bit_length()) if is_first else None
+        assert not is_first or sent == pytest.approx(between + inside, rel=1e-3)
         assert ("needs all ranks on one host" in sentence) == (count > 1)
 
 
@@ -195,8 +181,7 @@ def _resumed(sync, options, loses_own):
 
 KEEPING = [
     *(("bucketed", {"compress": codec}) for codec in ("int8", "topk:0.1", "powersgd:2")),
-    *(("ring", {"compress": "topk:0.1"}), ("local_sgd", {"sync_every": 2}), ("diloco", {})),
-    ("diloco", {"sync_every": 2}),
+    *(("local_sgd", {"sync_every": 2}), ("diloco", {}), ("diloco", {"sync_every": 2})),
 ]
 
 

@@ -92,12 +92,6 @@ REFUSED = [
     # What is no folder's name.
     *(({"label": label}, LABEL) for label in ("../x", "", ".hidden", "--x", "a\x1b", "a" * 101)),
     # When a run is evaluated and saved, when it stops, and how it resumes.
-    ({"early_stopping": "0"}, "0 is not valid. Give a number of evaluations from 1"),
-    (
-        {"early_stopping": "2:f1"},
-        "unknown metric 'f1'. Choose one of validation_loss, acc, precision_macro, recall_macro, f1_macro.",
-    ),
-    ({"early_stopping": "2", "do_eval": False}, "2 needs evaluations. Add --do_eval."),
     ({"eval_steps": 2, "do_eval": False}, "2 needs evaluations"),
     ({"resume": "auto"}, "auto looks in the run's folder. Give --output_dir."),
     ({"resume_anyway": True}, "has no effect without --resume. Leave it out, or add --resume."),

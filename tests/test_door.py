@@ -270,10 +270,6 @@ def _sparse(sync, unused):
     return torch.cat([p.detach().flatten() for p in model.parameters()])
 
 
-def _refuses_sparse(sync):
-    return "has sparse gradients" in said(wrap, looked_up_sparsely(), sync)
-
-
 class Sharing(nn.Module):
     """The gradients of its parameters lie in one memory."""
 
@@ -319,8 +315,8 @@ AS_TORCH = {
     "reentrant checkpoints": (_checkpointed, TORCH, True),
     "which backwards average": (_no_syncs, TORCH),
     "two models in one backward": (_two_models, TORCH),
-    "sparse gradients": (_sparse, ("torch", "all_reduce", "ddp"), False),
-    "sparse gradients that may be unused": (_sparse, ("torch", "all_reduce", "ddp"), True),
+    "sparse gradients": (_sparse, TORCH, False),
+    "sparse gradients that may be unused": (_sparse, TORCH, True),
 }
 
 
@@ -336,7 +332,6 @@ IS_TRUE = {
     "a sum of halves does not overflow where the average does not": (_large_halves, EXACT),
     "gradients that share memory are averaged once": (_sharing, OURS),
     "an exception in backward is itself, and the next step says so": (_an_exception, OURS),
-    "sparse gradients are refused": (_refuses_sparse, [sync for sync in OURS if sync != "all_reduce"]),
     "a gradient that the script keeps stays": (_kept, EXACT),
 }
 

@@ -20,7 +20,7 @@ TO_THE_BIT = (
 WITH_STATE = {
     "topk": ("bucketed", {"compress": "topk:0.1"}),
     "powersgd": ("bucketed", {"compress": "powersgd:1"}),
-    "int8": ("flat", {"compress": "int8"}),
+    "int8": ("bucketed", {"compress": "int8"}),
     "local": ("local_sgd", {"sync_every": 4}),
     "outer": ("diloco", {"sync_every": 2}),
     "late": ("zero1", {"gather_in_forward": True}),

@@ -1,6 +1,6 @@
-"""Runs that are stopped and go on: signals, --max_seconds, early stopping, and what makes it another run.
+"""Runs that are stopped and go on: signals, and what makes it another run.
 
-The rules of early stopping and of the plan are called as they are, since a program needs many evaluations for each.
+The rules of the plan are called as they are, since a program needs many evaluations for each.
 """
 
 import json
@@ -10,7 +10,6 @@ import signal
 import pytest
 from programs import TINY, Program, worker_of_rank
 
-from cos598d.checkpoints.stopping import Best
 from cos598d.config import RunConfig
 from cos598d.plan import Plan, Position
 
@@ -59,10 +58,17 @@ def test_a_signal_to_one_rank_saves_and_the_run_goes_on_to_the_same_bits(whole, 
     assert "nothing is left to train" in end(start(tmp_path, "run", *words))
 
 
-def test_max_seconds_ends_with_75_and_other_ranks_go_on(whole, tmp_path):
+def stop(folder, *words):
+    """A run that is asked to stop after its first step, or soon."""
+    program = start(folder, "run", *words)
+    program.wait_for("iteration 1:")
+    os.kill(program.process.pid, signal.SIGTERM)
+    end(program, 75)
+
+
+def test_other_ranks_go_on(whole, tmp_path):
     words = ["--num_train_epochs", 4, "--resume", "auto"]
-    text = end(start(tmp_path, "run", *RANKS, *words, "--max_seconds", "0.001"), 75)
-    assert "--max_seconds 0.001 have passed after iteration 1" in text
+    stop(tmp_path, *RANKS, *words)
     other = end(start(tmp_path, "run", "--world_size", "3", "--sync", "bucketed", *words))
     assert "with 3 ranks in place of 2, so random numbers differ" in other
     found = summary(tmp_path / "run")
@@ -73,43 +79,13 @@ def test_max_seconds_ends_with_75_and_other_ranks_go_on(whole, tmp_path):
 
 def test_another_run_is_refused_unless_it_is_asked_for(tmp_path):
     words = ["--num_train_epochs", 4, "--resume", "auto"]
-    end(start(tmp_path, "run", *words, "--max_seconds", "0.001"), 75)
+    stop(tmp_path, *words)
     refused = end(start(tmp_path, "run", *words, "--learning_rate", "0.1", "--seed", "7"), 2)
     assert "--seed was 42 and is 7; --learning_rate was" in refused
     assert "--resume_anyway" in refused
     assert "Traceback" not in refused
     forced = end(start(tmp_path, "run", *words, "--learning_rate", "0.1", "--resume_anyway"))
     assert "resumes anyway: --learning_rate" in forced
-
-
-def test_early_stopping_ends_with_the_best_model(tmp_path):
-    words = ["--num_train_epochs", 20, "--early_stopping", 2, "--learning_rate", "0.05"]
-    text = end(start(tmp_path, "run", *RANKS, *words))
-    assert "stopped early: 2 evaluations in a row had no better validation_loss than the best" in text
-    found = summary(tmp_path / "run")
-    losses = [epoch["validation_loss"] for epoch in found["epochs"]]
-    assert found["best"]["value"] == min(losses)
-    assert losses.index(min(losses)) == len(losses) - 3
-    assert found["best"]["evaluated"]["validation_loss"] == pytest.approx(min(losses), abs=1e-6)
-    kept = {int(place.name[5:]) for place in (tmp_path / "run" / "checkpoints").glob("step-*")}
-    assert found["best"]["iteration"] in kept
-
-
-@pytest.mark.parametrize(
-    ("metric", "seen", "best"),
-    [
-        ("validation_loss", [3.0, 2.0, 2.5, 2.0], (2.0, 2, 2)),
-        ("validation_loss", [3.0, 2.0, 2.5, 1.0], (1.0, 4, 0)),
-        ("acc", [0.5, 0.7, 0.6], (0.7, 2, 1)),
-        ("acc", [None, None], (None, 0, 2)),
-        ("acc", [0.1, None, 0.2], (0.2, 3, 0)),
-    ],
-)
-def test_the_best_of_these_evaluations(metric, seen, best):
-    found = Best(metric)
-    for iteration, value in enumerate(seen, 1):
-        found.see({} if value is None else {metric: value}, iteration)
-    assert found == Best(metric, *best)
 
 
 @pytest.mark.parametrize(

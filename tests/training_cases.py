@@ -13,7 +13,6 @@ from worlds import these_ranks
 
 from cos598d.checkpoints.folder import Found, newest, place_of
 from cos598d.checkpoints.saving import Checkpoints
-from cos598d.checkpoints.stopping import Best
 from cos598d.data.sampler import micro_batches
 from cos598d.loop import step
 from cos598d.optimizers import OptimizerFlags, make_optimizer, remembered
@@ -64,7 +63,7 @@ def train(
     model, flags = Small(dropout), OptimizerFlags(weight_decay=0.01, learning_rate=0.01)
     torch.manual_seed(SEED + ranks.rank)
     options = {"find_unused_parameters": True, **(options or {})}
-    known = {name: options[name] for name in get_sync(sync).options_kind.names() if name in options}
+    known = {name: options[name] for name in get_sync(sync).takes if name in options}
     parallel, _ = parallelize(
         model, lambda _: make_optimizer(model, flags, precision), sync, ledger=ranks.ledger, **known
     )
@@ -90,7 +89,7 @@ def train(
         assert has_stepped
         losses.append(loss)
         if iteration in save_at:
-            checkpoints.save(parallel, scaler, Position(iteration, iteration), Best(), lambda: None)
+            checkpoints.save(parallel, scaler, Position(iteration, iteration), lambda: None)
     parallel.settle()
     weights = torch.cat([p.detach().flatten() for p in model.parameters()])
     digest = hashlib.sha256(weights.numpy().tobytes()).hexdigest()

@@ -21,7 +21,6 @@ from msgspec import Struct
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
-from cos598d.checkpoints.stopping import Best
 from cos598d.errors import first_line
 from cos598d.plan import Position
 from cos598d.state import OF_MODEL
@@ -42,7 +41,6 @@ class Training(Struct, frozen=True):
     ranks: int
     sync: dict[str, Any]
     position: Position
-    best: Best
     scaler: dict[str, float]
     facts: dict[str, Any]
 
@@ -70,7 +68,7 @@ def steps(folder: Path) -> list[tuple[int, Path]]:
 def write(
     folder: Path, training: Training, tensors: Mapping[str, torch.Tensor], describe: Callable[[Path], None], keep: int
 ) -> None:
-    """Write a checkpoint, then remove all but the `keep` newest and the best. Leaves nothing of it if that fails.
+    """Write a checkpoint, then remove all but the `keep` newest. Leaves nothing of it if that fails.
 
     tensors: the state, on the host. describe: writes a model's other files. Raises OSError or SafetensorError.
     """
@@ -94,7 +92,7 @@ def write(
         made.rename(target)
         _to_disk(folder)
         # Those of later iterations are damaged, or another attempt's.
-        kept = [number for number, _ in steps(folder) if number <= iteration][:keep] + [training.best.iteration]
+        kept = [number for number, _ in steps(folder) if number <= iteration][:keep]
         for number, place in steps(folder):
             if number not in kept:
                 shutil.rmtree(place)

@@ -1,6 +1,5 @@
 """Saving a training, and continuing it: its tensors between the ranks and rank 0, which has the files."""
 
-import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,17 +8,15 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from safetensors import SafetensorError
-from torch import nn
 from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
 
-from cos598d.checkpoints.folder import UNREADABLE, Found, Training, place_of, read, write
-from cos598d.checkpoints.stopping import Best
+from cos598d.checkpoints.folder import Found, Training, write
 from cos598d.comm.group import Ranks
 from cos598d.errors import first_line
 from cos598d.parallel import Parallel
 from cos598d.plan import Position
 from cos598d.records.conventions import STATE
-from cos598d.state import OF_MODEL, load_model
+from cos598d.state import OF_MODEL
 from cos598d.terminal.words import number_of
 
 _OF_SYNC, _CPU, _CUDA = "sync/", "random/cpu", "random/cuda"
@@ -33,7 +30,6 @@ class Checkpoints:
     1. `restore` continues from the checkpoint that the run resumes from: rank 0 reads it and sends it to all.
     2. `save` gathers the whole state on rank 0, which writes it. Training waits meanwhile. If the disk refuses, only
        that checkpoint is lost, and rank 0 warns.
-    3. `load_best` loads the weights of the best evaluation.
 
     With the same ranks, sync and options every rank continues to the last bit: also its random numbers, and what its
     sync keeps. On other ranks dropout draws anew, and what belongs to single ranks is lost.
@@ -51,9 +47,7 @@ class Checkpoints:
     warn: Callable[[str], None]
     facts: dict[str, Any]
 
-    def save(
-        self, parallel: Parallel, scaler: ShardedGradScaler, at: Position, best: Best, gathered: Callable[[], None]
-    ) -> None:
+    def save(self, parallel: Parallel, scaler: ShardedGradScaler, at: Position, gathered: Callable[[], None]) -> None:
         """Save the training after `at`. Every rank calls it; `gathered` is called when all is sent."""
         ranks, tensors = self.ranks, {}
         for key, tensor in parallel.state():
@@ -64,11 +58,11 @@ class Checkpoints:
         if ranks.device.type == "cuda":
             own[_CUDA] = torch.cuda.get_rng_state(ranks.device)
         for rank in range(ranks.world_size):
-            tensors |= {f"rank{rank}/{name}": tensor for name, tensor in self._move(own, rank, to=0).items()}
+            tensors |= {f"rank{rank}/{name}": tensor for name, tensor in self._from(rank, own).items()}
         gathered()
         if ranks.rank:
             return
-        training = Training(4, ranks.world_size, self.sync, at, best, scaler.state_dict(), self.facts)
+        training = Training(4, ranks.world_size, self.sync, at, scaler.state_dict(), self.facts)
         try:
             write(self.folder, training, tensors, self.describe, self.keep)
         except (OSError, SafetensorError) as error:
@@ -87,12 +81,11 @@ class Checkpoints:
         assert found is not None
         training, own = found.training, dict[str, torch.Tensor]()
         said = f"resumes after iteration {training.position.iteration}, from {found.path}"
-        with ranks.ledger.unheard():  # an uninterrupted training would not have sent this
-            state = self._move(_of_kinds(found.tensors, (*OF_MODEL, *kinds)))
-            parallel.load_state(state)
-            for rank in range(ranks.world_size) if ranks.world_size == training.ranks else ():
-                own |= self._move(_of_kinds(found.tensors, [f"rank{rank}"]), to=rank)
-        own = {key.partition("/")[2]: tensor for key, tensor in own.items()}
+        state = self._from(0, _of_kinds(found.tensors, (*OF_MODEL, *kinds)))
+        parallel.load_state(state)
+        for rank in range(ranks.world_size) if ranks.world_size == training.ranks else ():
+            its = self._from(0, _of_kinds(found.tensors, [f"rank{rank}"]))
+            own = {key.partition("/")[2]: t for key, t in its.items()} if rank == ranks.rank else own
         if own:
             torch.set_rng_state(own[_CPU].cpu())
         else:
@@ -110,36 +103,18 @@ class Checkpoints:
         found.tensors = {}
         return training, said
 
-    def load_best(self, model: nn.Module, iteration: int) -> bool:
-        """Load the weights after `iteration` into `model`, whole on every rank. Return whether they exist."""
-        tensors: _Tensors = {}
-        with contextlib.suppress(*UNREADABLE):
-            tensors = read(place_of(self.folder, iteration)).tensors if self.ranks.rank == 0 else {}
-        best = self._move(_of_kinds(tensors, OF_MODEL))
-        if best:
-            load_model(model, best)
-        return bool(best)
-
-    def _move(self, tensors: Mapping[str, torch.Tensor], source: int = 0, to: int | None = None) -> _Tensors:
-        """A rank's tensors, on the rank `to`, or on all. Every rank calls it. They are where collectives send from."""
+    def _from(self, source: int, tensors: Mapping[str, torch.Tensor]) -> _Tensors:
+        """The rank's tensors, on every rank. Every rank calls it. They are where collectives send from."""
         forms = {key: [list(t.shape), str(t.dtype).removeprefix("torch.")] for key, t in tensors.items()}
-        forms, rank = self.ranks.exchange(forms)[source], self.ranks.rank
-        if to == source or rank not in (source, rank if to is None else to):
-            return dict(tensors) if rank == to else {}
+        forms = self.ranks.exchange(forms)[source]
         device = self.ranks.device if self.ranks.backend == "nccl" else torch.device("cpu")
         found = {key: torch.empty(shape, dtype=getattr(torch, t), device=device) for key, (shape, t) in forms.items()}
         for key, tensor in found.items():
-            if rank == source:
+            if self.ranks.rank == source:
                 tensor.copy_(tensors[key])
-            sent = tensor.view(-1).view(torch.uint8)
             with self.ranks.ledger.naming(key, STATE):
-                if to is None:
-                    dist.broadcast(sent, source)
-                elif rank == source:
-                    dist.send(sent, to)
-                else:
-                    dist.recv(sent, source)
-        return found if to in (None, rank) else {}
+                dist.broadcast(tensor.view(-1).view(torch.uint8), source)
+        return found
 
 
 def _of_kinds(tensors: Mapping[str, torch.Tensor], kinds: Sequence[str]) -> _Tensors:

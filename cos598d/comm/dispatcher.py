@@ -2,7 +2,7 @@
 
 No function of torch.distributed is replaced. A kernel in front of the backend's gets every call, passes it on
 unchanged, and reports it to the listeners. So it does not matter how a script imported a function, or whether C++ calls
-it. Without a listener there is no kernel.
+it.
 """
 
 import contextlib
@@ -100,7 +100,6 @@ class DispatchedCall:
 Listener = Callable[[DispatchedCall], None]
 _ADDING = (0, 1)  # ReduceOp.SUM and ReduceOp.AVG, by torch's numbers
 _listeners: list[tuple[Listener, Listener | None]] = []
-_library: torch.library.Library | None = None
 
 
 @contextlib.contextmanager
@@ -109,20 +108,17 @@ def listening(listener: Listener, before: Listener | None = None) -> Iterator[No
 
     `before` gets the same object before the call is made, also of a call that then raises an exception.
     """
-    global _library  # noqa: PLW0603 - the dispatcher is this process's, too
+    _install()
     _listeners.append((listener, before))
-    if _library is None:
-        _library = _installed()
     try:
         yield
     finally:
         _listeners.remove((listener, before))
-        if not _listeners and _library is not None:
-            _library._destroy()
-            _library = None
 
 
-def _installed() -> torch.library.Library:
+@functools.cache
+def _install() -> torch.library.Library:
+    """Put the kernel there, once for all."""
     library = torch.library.Library("c10d", "IMPL")
     below = torch._C._dispatch_keyset_full_after(torch._C.DispatchKey.BackendSelect)
     for name, operator in OPERATORS.items():

@@ -10,10 +10,9 @@ report them. Its calls are assumed to send as many bytes as gloo's.
 import contextlib
 import functools
 import json
+import operator
 import time
-from collections import defaultdict
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import msgspec
@@ -21,7 +20,7 @@ import torch
 
 from cos598d.comm.dispatcher import DispatchedCall, listening
 from cos598d.comm.gloo import bytes_moved
-from cos598d.records.conventions import AGREEMENT, BUFFERS, GRADIENTS, PARAMETERS, SYNCHRONIZING
+from cos598d.records.conventions import AGREEMENT, BUFFERS, GRADIENTS, PARAMETERS
 
 BEFORE_TRAINING = 0
 
@@ -31,10 +30,11 @@ class Row(msgspec.Struct, eq=False):
 
     `iteration` counts from 1; 0 is before training. A call belongs to the iteration in which it started; after an
     iteration's end, to that one until the next begins. `payload_bytes` is the tensor's size. `bytes_sent` and
-    `bytes_received` are this rank's bytes by the algorithm's formula, rounded to a byte. `seconds` is from the call to
-    its completion, on whatever thread; None while it runs, on CUDA, and if the backend does not tell, as for gloo's
-    messages. `started` is in seconds since the iteration began; None before training. Both are rounded to nanoseconds,
-    the clock's resolution.
+    `bytes_received` are this rank's bytes by the algorithm's formula, rounded to a byte.
+
+    `seconds` is from the call to its completion, on whatever thread. It is None while the call runs, on CUDA, and if
+    the backend does not tell, as for gloo's messages. `started` is in seconds since the iteration began; None before
+    training. Both are rounded to nanoseconds.
     """
 
     iteration: int
@@ -50,33 +50,17 @@ class Row(msgspec.Struct, eq=False):
     started: float | None = None
 
 
-@dataclass(frozen=True)
-class Totals:
-    """Sums over synchronizing calls: of gradients, or of weights that are held in shards.
-
-    A tensor that is sent in several calls (gathered, then scattered) counts once in `tensors` and `payload_bytes`.
-    """
-
-    calls: int = 0
-    tensors: int = 0
-    payload_bytes: int = 0
-    bytes_sent: int = 0
-    bytes_received: int = 0
-
-
 class Ledger:
     """The rows of one process, in the order of its calls. `with ledger:` around a training writes them down.
 
     Several ledgers may be entered at once: each gets every call. The loop calls `begin` for each iteration. Without
-    `output`, all rows stay in `rows`. With it, `take` writes those of the iterations that it `keeps` as JSON lines (to
-    its `writelines`), and drops them; `by_purpose` has the sums of all.
+    `output`, all rows stay in `rows`. With it, `take` drops them, and writes those of the iterations that it `keeps` as
+    JSON lines (to its `writelines`).
     """
 
     def __init__(self, output: Any = None, keeps: Callable[[int], bool] = lambda iteration: True):
         self.iteration = BEFORE_TRAINING
         self.rows: list[Row] = []
-        # By purpose: calls, bytes of payload, bytes sent, bytes received.
-        self.by_purpose: dict[str, tuple[int, int, int, int]] = {}
         self._output, self._keeps = output, keeps
         self._began: float | None = None  # when the iteration did
         self._since: list[Row] = []  # the rows since the last `take`
@@ -134,38 +118,28 @@ class Ledger:
         if not ends_later:
             end()
 
-    @contextlib.contextmanager
-    def unheard(self) -> Iterator[None]:
-        """A context whose calls have no rows, such as those of a resume, which an uninterrupted training has not."""
-        was, self._is_heard = self._is_heard, False
-        try:
-            yield
-        finally:
-            self._is_heard = was
-
     @property
     def named(self) -> str:
         """What calls are about now, as `naming` says; "" outside of any."""
         return self._call[1] if self._call else ""
 
-    def sent(self, *purposes: str, iteration: int | None = None) -> int:
-        """The bytes that this rank has sent for these purposes (default: all), in an iteration or in all of them."""
-        chosen = (row for row in self.rows if iteration in (None, row.iteration))
-        return sum(row.bytes_sent for row in chosen if row.purpose in purposes or not purposes)
+    @property
+    def by_purpose(self) -> dict[str, list[int]]:
+        """The `sums` of the rows."""
+        return sums(self.rows)
 
-    def take(self) -> tuple[tuple[int, int], Totals]:
-        """The sums since the last `take`: bytes sent and received, and the synchronizing calls. Write rows, if asked.
+    def take(self) -> dict[str, list[int]]:
+        """The `sums` since the last `take`. Write rows, if asked.
 
         A call that has not ended yet counts, and its row is written by a later `take`.
         """
         since, self._since = self._since, []
-        moved = sum(row.bytes_sent for row in since), sum(row.bytes_received for row in since)
         if self._output is not None:
             done = [row for row in self.rows if row not in self._under_way]
             self.rows = [row for row in self.rows if row in self._under_way]
             kept = (msgspec.structs.asdict(row) for row in done if self._keeps(row.iteration))
             self._output.writelines(json.dumps(row) + "\n" for row in kept)
-        return moved, total([row for row in since if row.purpose in SYNCHRONIZING])
+        return sums(since)
 
     def _listen(self, call: DispatchedCall) -> None:
         """Enter a call that torch has made."""
@@ -197,9 +171,6 @@ class Ledger:
     def _enter(self, row: Row) -> None:
         self.rows.append(row)
         self._since.append(row)
-        calls, payload, sent, received = self.by_purpose.get(row.purpose, (0, 0, 0, 0))
-        moved = (payload + row.payload_bytes, sent + row.bytes_sent, received + row.bytes_received)
-        self.by_purpose[row.purpose] = (calls + 1, *moved)
 
     def _end(self, row: Row, began: float, *_: Any) -> None:
         """The row's call has ended, maybe on the backend's thread."""
@@ -222,14 +193,11 @@ def _payload(tensors: list[torch.Tensor]) -> int:
     return sum(each.numel() * each.element_size() for each in tensors)
 
 
-def total(rows: list[Row]) -> Totals:
-    """The sums of some rows."""
-    # A tensor may be sent in pieces (take the sum) and in several ways, such as out and back (take the largest).
-    by_op: dict[tuple[tuple[int, str], str], int] = defaultdict(int)
+def sums(rows: Iterable[Row]) -> dict[str, list[int]]:
+    """By purpose: calls, bytes of payload, bytes sent and bytes received."""
+    found: dict[str, list[int]] = {}
     for row in rows:
-        by_op[(row.iteration, row.tensor), row.op] += row.payload_bytes
-    payloads: dict[tuple[int, str], int] = defaultdict(int)
-    for (tensor, _), payload in by_op.items():
-        payloads[tensor] = max(payloads[tensor], payload)
-    sent, received = sum(row.bytes_sent for row in rows), sum(row.bytes_received for row in rows)
-    return Totals(len(rows), len(payloads), sum(payloads.values()), sent, received)
+        before = found.setdefault(row.purpose, [0] * 4)
+        one = (1, row.payload_bytes, row.bytes_sent, row.bytes_received)
+        before[:] = map(operator.add, before, one)
+    return found

@@ -82,7 +82,7 @@ def choose(
     with torch.random.fork_rng(devices):
         for name in (*CANDIDATES, *(ON_ONE_HOST if one_host else ())):
             try:
-                own = {key: options[key] for key in get_sync(name).options_kind.names() if key in options}
+                own = {key: options[key] for key in get_sync(name).takes if key in options}
                 wrapped, _ = parallelize(model, make_optimizer, name, ledger=ranks.ledger, **own)
             except UserError as error:  # the same on every rank
                 left_out[name] = str(error)

@@ -3,7 +3,6 @@
 import os
 import warnings
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -13,24 +12,8 @@ from torch import nn
 from cos598d.engines import EngineOfCopy, need
 from cos598d.errors import UsageError
 from cos598d.records.conventions import STATE
-from cos598d.sync.base import Options
-from cos598d.sync.options import SYNC_GROUP
-from cos598d.terminal.fields import flag
 
 BUCKET = 25 << 18  # elements: 25 MiB of float32, as in torch's DDP
-
-
-@dataclass(frozen=True)
-class DeepSpeedOptions(Options):
-    """zero_stage: what is sharded."""
-
-    zero_stage: int = flag(
-        2,
-        "ZeRO stage of deepspeed: 1 optimizer state, 2 gradients too, 3 weights too",
-        group=SYNC_GROUP,
-        least=1,
-        below=4,
-    )
 
 
 class DeepSpeed(EngineOfCopy):
@@ -51,8 +34,7 @@ class DeepSpeed(EngineOfCopy):
     0.17.6 on (its issue 7718); bf16 of stage 2 was wrong for modules used twice in 0.18.3 to 0.19.3 (8224).
     """
 
-    options_kind = DeepSpeedOptions
-    options: DeepSpeedOptions
+    takes = (*EngineOfCopy.takes, "zero_stage")
 
     @classmethod
     def check_run(cls, ranks: int, precision: str) -> None:

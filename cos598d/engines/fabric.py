@@ -8,7 +8,7 @@ from typing import Any
 from torch import nn
 
 from cos598d.engines import need
-from cos598d.sync.base import GradientSync, Options
+from cos598d.sync.base import GradientSync
 from cos598d.sync.ddp import DDP
 
 
@@ -23,7 +23,7 @@ class Fabric(DDP):
     by a word; it uses torch's engines underneath.
     """
 
-    options_kind = Options
+    takes = GradientSync.takes
 
     @classmethod
     def check_run(cls, ranks: int, precision: str) -> None:

@@ -4,6 +4,7 @@ import os
 import socket
 import threading
 from collections.abc import Callable
+from typing import Any
 
 import psutil
 import torch
@@ -53,8 +54,8 @@ class Horovod(GradientSync):
         self._under_way: dict[nn.Parameter, int] = {}
         return call
 
-    def ready(self, parameter: nn.Parameter) -> None:
-        name = self._names[parameter]
+    def ready(self, parameter: Any) -> None:
+        name, parameter.grad = self._names[parameter], parameter.grad.to_dense()
         self._under_way[parameter] = self._hvd.allreduce_async_(parameter.grad, name=name, op=self._hvd.Average)
 
     def finish(self) -> None:

@@ -227,7 +227,7 @@ class RunRecord:
         if self._monitor:
             self._monitor.stop()
         mine = figures.rank_figures(read_rows(self._rows.path, Iteration))
-        figures.added(mine["by_purpose"], self.ledger.by_purpose)  # of a last checkpoint, which is in no row
+        figures.added(mine["by_purpose"], self._sent.by_purpose)  # of a last checkpoint, which is in no row
         memory = {"process_peak_bytes": peak_memory_bytes(), "gpu_peak_bytes": peak_gpu_bytes(), **self.memory}
         shares = comm.collect([mine, memory])
         self._end(self._why or FINISHED)

@@ -11,8 +11,8 @@ from cos598d.records.conventions import COUNTED, PHASES, SILENT, WARM_UP
 from cos598d.records.schema import Attempt, AttemptRow, Iteration
 from cos598d.records.summary import mean_interval
 
-TOTALS = ("calls", "tensors", "payload_bytes", "bytes_sent", "bytes_received")
-TRAFFIC = tuple(f"{kind}_{way}" for kind in ("predicted", "counted") for way in TOTALS[3:])
+TOTALS = ("calls", "payload_bytes", "bytes_sent", "bytes_received")
+TRAFFIC = tuple(f"{kind}_{way}" for kind in ("predicted", "counted") for way in TOTALS[2:])
 _PHASES = tuple(f"seconds_{phase}" for phase in PHASES)
 _columns = attrgetter(*_PHASES, *TOTALS, *TRAFFIC)
 
@@ -72,8 +72,8 @@ def run_figures(rows: Iterable[Iteration], ranks: Sequence[Mapping[str, Any]]) -
         "losses": losses,
         "seconds_per_iteration": summarize_seconds(seconds),
         "phases": {name: _mean_of_known([rank["phases"][name] for rank in ranks]) for name in _PHASES},
-        **{f"{name}_per_iteration": first["means"][name] for name in TOTALS[:3]},
-        **{f"{name}_per_iteration": [rank["means"][name] for rank in ranks] for name in TOTALS[3:]},
+        **{f"{name}_per_iteration": first["means"][name] for name in TOTALS[:2]},
+        **{f"{name}_per_iteration": [rank["means"][name] for rank in ranks] for name in TOTALS[2:]},
         "ledger": {"by_purpose": _purposes([rank["by_purpose"] for rank in ranks])},
         "wire": _wire(ranks),
         "wall": _rates(examples, clock, wall) | {"share_off_the_clock": 1 - clock / wall if wall else None},

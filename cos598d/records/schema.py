@@ -45,7 +45,6 @@ class Iteration(Struct, omit_defaults=True):
     wall_seconds: float
     wall_seconds_after: float
     calls: Count
-    tensors: Count
     payload_bytes: Count
     bytes_sent: Count
     bytes_received: Count
@@ -212,15 +211,6 @@ class Epoch(Classes, kw_only=True):
     training: Training | None = None
 
 
-class Best(Struct):
-    """The best evaluation, and that of the model that was kept for it if it is not the last one."""
-
-    iteration: Count
-    metric: str
-    value: float
-    evaluated: Classes | None = None
-
-
 class Setting(Struct, kw_only=True):
     """setting.json: what is known before a run begins."""
 
@@ -252,7 +242,6 @@ class Summary(Setting, kw_only=True):
     seconds_per_iteration: Seconds
     phases: dict[str, float | None]
     calls_per_iteration: AtLeastZero
-    tensors_per_iteration: AtLeastZero
     payload_bytes_per_iteration: AtLeastZero
     bytes_sent_per_iteration: list[AtLeastZero]
     bytes_received_per_iteration: list[AtLeastZero]
@@ -263,7 +252,6 @@ class Summary(Setting, kw_only=True):
     attempts: list[Attempt] = []
     wire: Wire | None = None
     memory: Memory | None = None
-    best: Best | None = None
     operations: dict[str, float | None] = {}
     unfinished: str = ""  # how far a run got that is at work, or has not ended well
 

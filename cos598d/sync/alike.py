@@ -11,14 +11,13 @@ from cos598d.errors import UserError
 
 
 def check_models(model: nn.Module, exchange: Callable[[Any], list[Any]]) -> None:
-    """Compare the model's parameters and buffers with the other ranks': names, order, shapes, dtypes, strides,
-    which are frozen, and which have sparse gradients. `exchange(value)` returns every rank's value, in order of rank.
+    """Compare the model's parameters and buffers with the other ranks': names, order, shapes, dtypes, strides, and
+    which are frozen. `exchange(value)` returns every rank's value, in order of rank.
 
     Every rank calls it. Raises UserError, the same on every rank, which names the first tensor that differs from rank
     0's.
     """
-    sparse = sparse_weights(model)
-    models = exchange([_described(*named, sparse) for named in (*model.named_parameters(), *model.named_buffers())])
+    models = exchange([_described(*named) for named in (*model.named_parameters(), *model.named_buffers())])
     for rank, other in enumerate(models):
         for theirs, first in itertools.zip_longest(other, models[0], fillvalue="no further tensor"):
             if theirs != first:
@@ -28,13 +27,7 @@ def check_models(model: nn.Module, exchange: Callable[[Any], list[Any]]) -> None
                 )
 
 
-def sparse_weights(model: nn.Module) -> set[torch.Tensor]:
-    """The trainable weights with sparse gradients, as `nn.Embedding(..., sparse=True)` has."""
-    tables = (one for one in model.modules() if isinstance(one, nn.Embedding | nn.EmbeddingBag) and one.sparse)
-    return {table.weight for table in tables if table.weight.requires_grad}
-
-
-def _described(name: str, tensor: torch.Tensor, sparse: set[torch.Tensor]) -> str:
+def _described(name: str, tensor: torch.Tensor) -> str:
     words = f"{name} {tuple(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')}"
     order = "" if tensor.is_contiguous() else f" with strides {tensor.stride()}"
-    return words + order + " frozen" * (not tensor.requires_grad) + " sparse" * (tensor in sparse)
+    return words + order + " frozen" * (not tensor.requires_grad)

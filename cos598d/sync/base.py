@@ -1,9 +1,8 @@
 """The interface of a gradient sync: what happens between `loss.backward()` and `optimizer.step()`."""
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -12,31 +11,13 @@ from torch import nn
 
 from cos598d.errors import UserError
 from cos598d.records.conventions import AGREEMENT, BUFFERS, BY_LEDGER, STATE
-from cos598d.sync.alike import check_models, sparse_weights
+from cos598d.sync.alike import check_models
 
 if TYPE_CHECKING:
     from cos598d.comm.ledger import Ledger
+    from cos598d.sync.options import Options
 
 Named = tuple[str, nn.Parameter]
-
-
-@dataclass(frozen=True)
-class Options:
-    """What every sync may be told. Those of more are in `options.py`, and in the file of the only sync that has one.
-
-    find_unused_parameters: whether a step may leave a trainable parameter without a gradient on some rank. Finding out
-        costs an all-reduce of 4 bytes per parameter in each step.
-    broadcast_buffers: whether rank 0's buffers, such as running statistics, are sent to all ranks before the first
-        forward after an average, as torch's DDP does.
-    """
-
-    find_unused_parameters: bool = True
-    broadcast_buffers: bool = True
-
-    @classmethod
-    def names(cls) -> tuple[str, ...]:
-        """The names of all options of this kind."""
-        return tuple(one.name for one in fields(cls))
 
 
 class GradientSync:
@@ -54,23 +35,25 @@ class GradientSync:
 
     shards: whether each rank's optimizer steps only a part of the weights. every_backward: whether backwards inside
     `no_sync` are reduced too. replicas_equal: whether all ranks hold the same weights between two steps.
-    options_kind: the class of its options. takes_sparse: whether it averages the gradients of
-    `nn.Embedding(..., sparse=True)`. keeps_optimizer_state: whether a checkpoint has what the optimizer remembers.
-    bytes_from: whether the ledger has its bytes, or only the kernel's counters.
+    takes: the names of its options (`options.py`). keeps_optimizer_state: whether a checkpoint has what the optimizer
+    remembers. bytes_from: whether the ledger has its bytes, or only the kernel's counters.
+
+    A sync of your own must not use the names of this class for anything else: also not count, agree, gradients,
+    exchange, broadcast, peer, rank, ranks, group, ledger, model, parameters, options and optimizer.
     """
 
-    shards = every_backward = takes_sparse = False
+    shards = every_backward = False
     replicas_equal = keeps_optimizer_state = True
     bytes_from = BY_LEDGER
-    options_kind: type[Options] = Options
-    options: Any  # of that class
+    takes: tuple[str, ...] = ("find_unused_parameters", "broadcast_buffers")
+    options: Any
     optimizer: torch.optim.Optimizer | None = None  # set by `Parallel`
     ends_step = True  # set by `Parallel`: whether the last forward of training was outside of no_sync
     buffers_are_due = True  # an average was made since rank 0's buffers were sent
 
-    def __init__(self, ledger: "Ledger", options: Options | None = None, group: dist.ProcessGroup | None = None):
+    def __init__(self, ledger: "Ledger", options: "Options | None" = None, group: dist.ProcessGroup | None = None):
         """`group`: the ranks that train the model; None for all of them."""
-        self.ledger, self.options, self.group = ledger, options or self.options_kind(), group
+        self.ledger, self.options, self.group = ledger, options, group
         self.rank, self.ranks = dist.get_rank(group), dist.get_world_size(group)
         self.parameters: list[Named] = []
 
@@ -88,17 +71,10 @@ class GradientSync:
         """Make every rank's model equal rank 0's. Return what to call in its place.
 
         Trainable parameters, frozen ones and buffers are sent; tied weights once. Raises UserError, the same on every
-        rank, if the ranks' models differ, or if a gradient will come that this sync cannot average.
+        rank, if the ranks' models differ.
         """
         self.model = model
         check_models(model, self.exchange)
-        self.sparse = sparse_weights(model)
-        for name, p in model.named_parameters():
-            if p in self.sparse and not self.takes_sparse:
-                raise UserError(
-                    f"{name} has sparse gradients, which {type(self).__name__} does not average. Choose all_reduce or "
-                    "ddp, or make the layer without sparse=True."
-                )
         for name, tensor in (*model.named_parameters(), *model.named_buffers()):
             self.broadcast([tensor], name, STATE)
         # A tensor without elements is on all ranks what it is.
@@ -112,7 +88,7 @@ class GradientSync:
     def begin_forward(self) -> None:
         """A forward is about to begin, of training or of evaluation."""
         if self.buffers_are_due and self.options.broadcast_buffers:
-            self.send_buffers()
+            GradientSync.settle(self)
 
     def ready(self, parameter: nn.Parameter) -> None:
         """Backward has computed this parameter's .grad. It may start to send it."""
@@ -136,7 +112,8 @@ class GradientSync:
 
     def settle(self) -> None:
         """Make the ranks' models equal: give every rank rank 0's buffers, and shared weights if they differ."""
-        self.send_buffers()
+        self.buffers_are_due = False
+        self.broadcast(self.model.buffers(), "buffers", BUFFERS)
 
     def own_state(self) -> dict[str, torch.Tensor]:
         """What this rank keeps from one step to the next, by name, for a checkpoint. Every rank calls it, settled."""
@@ -151,31 +128,23 @@ class GradientSync:
 
     # What syncs call
 
-    def gradients(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """The gradients to average, the same on every rank: real numbers, in the order of the parameter's memory.
+    def gradients(self) -> list[tuple[str, torch.Tensor]]:
+        """The gradients to average, the same on every rank: dense real numbers, in the order of the parameter's memory.
 
         A rank without one that others have gets zeros.
         """
         seen: set[int] = set()
-        found = []  # as a whole: what is copied must not wait until a call that was begun writes into it
-        for (name, p), used in zip(self.parameters, self.used(), strict=True):
-            if not used:
-                continue
-            if p.grad is None:
-                p.grad = torch.zeros_like(p)
-            if p in self.sparse:
-                p.grad = p.grad if p.grad.is_sparse else p.grad.to_sparse(1)
-                found.append((name, p.grad))
-                continue
-            if p.grad.data_ptr() in seen or p.grad.stride() != p.stride() or p.grad.is_conj():
-                p.grad = torch.empty_like(p).copy_(p.grad)  # another's memory, or another order of elements
-            seen.add(p.grad.data_ptr())
-            found.append((name, torch.view_as_real(p.grad) if p.is_complex() else p.grad))
-        yield from found
-
-    def used(self) -> list[bool]:
-        """Whether any rank has a gradient, for each parameter."""
-        return self.agree([p.grad is not None for _, p in self.parameters])
+        found = []
+        used = self.agree([p.grad is not None for _, p in self.parameters])
+        for (name, p), is_used in zip(self.parameters, used, strict=True):
+            if is_used:
+                own = torch.zeros_like(p) if p.grad is None else p.grad.to_dense()
+                if own.data_ptr() in seen or own.stride() != p.stride() or own.is_conj():
+                    own = torch.empty_like(p).copy_(own)  # another's memory, or another order of elements
+                p.grad = own
+                seen.add(own.data_ptr())
+                found.append((name, torch.view_as_real(own) if p.is_complex() else own))
+        return found
 
     def agree(self, has: list[bool]) -> list[bool]:
         """Whether any rank has what this one `has`, for each parameter: a small all-reduce.
@@ -227,11 +196,6 @@ class GradientSync:
                 dist.broadcast(together, self.peer(0), group=self.group)
             for each, part in zip(data, together.split([len(part) for part in parts]), strict=True):
                 each.copy_(part.clone().view(each.dtype).view(each.shape))
-
-    def send_buffers(self) -> None:
-        """Give every rank rank 0's buffers."""
-        self.buffers_are_due = False
-        self.broadcast(self.model.buffers(), "buffers", BUFFERS)
 
     def peer(self, rank: int) -> int:
         """The number of this group's rank among all processes, as torch needs it."""

@@ -3,21 +3,22 @@
 from collections.abc import Callable, Mapping, Sequence
 
 import torch
-import torch.distributed as dist
 from torch import nn
 
 from cos598d.errors import UserError
-from cos598d.sync.base import GradientSync, Named, Options
+from cos598d.sync.base import GradientSync, Named
 from cos598d.sync.buckets import Bucket, plan_buckets
-from cos598d.sync.codecs import Codec, End, make_codec
-from cos598d.sync.options import BucketOptions
+from cos598d.sync.codecs import Codec, End, get_codec
+
+SIZED = ("bucket_mb", "first_bucket_mb", "gradient_as_bucket_view")  # options for buckets of a size that is given
 
 
 class Bucketed(GradientSync):
     """Averaging in buckets, during backward (Li et al., "PyTorch Distributed", VLDB 2020, section 3.2).
 
-    1. The gradients are assigned to buckets of at most `bucket_mb`, in the reverse order of registration, since
-       backward computes the last layers' gradients first. The first bucket is small, so that its call starts early.
+    1. The gradients are assigned to buckets in the reverse order of registration, since backward computes the last
+       layers' gradients first. A bucket has at most `bucket_mb`; a larger tensor is a bucket of its own. The first
+       bucket is small, so that its call starts early.
     2. When backward has computed a gradient, it is copied into its bucket, divided by n. A bucket's ring all-reduce
        starts when it is full and all buckets before it have started. So every rank makes the same calls in the same
        order, whatever the order in which its gradients arrive.
@@ -29,7 +30,7 @@ class Bucketed(GradientSync):
     bytes. `--compress` sends the buckets compressed (`codecs.py`). A good default, like DDP.
     """
 
-    options_kind: type[Options] = BucketOptions
+    takes = (*GradientSync.takes, *SIZED, "compress")
 
     def attach(self, model: nn.Module) -> Callable:
         call = super().attach(model)
@@ -37,7 +38,8 @@ class Bucketed(GradientSync):
         names = [group[0][0] if len(group) == 1 else f"bucket {number}" for number, group in enumerate(groups)]
         self.buckets = [self.make_bucket(name, group) for name, group in zip(names, groups, strict=True)]
         self._bucket_of = {p: bucket for bucket in self.buckets for p in bucket.views}
-        self.codec = self.make_codec()
+        kind, number = get_codec(self.options.compress) if self.options.compress and self.ranks > 1 else (Codec, 0)
+        self.codec = kind(number, self.group)
         self._ends: list[End] = []  # of the buckets whose sum has started
         return call
 
@@ -48,10 +50,6 @@ class Bucketed(GradientSync):
     def make_bucket(self, name: str, group: Sequence[Named]) -> Bucket:
         """A bucket for these parameters."""
         return Bucket(name, group, self.ranks, self.options.gradient_as_bucket_view)
-
-    def make_codec(self) -> Codec:
-        """What sums buckets."""
-        return make_codec(getattr(self.options, "compress", None), self.start_sum, self.group)
 
     def ready(self, parameter: nn.Parameter) -> None:
         bucket = self._bucket_of[parameter]
@@ -94,15 +92,11 @@ class Bucketed(GradientSync):
         """Start to replace the bucket's numbers by their sum over the ranks. Return what ends it."""
         return self.codec.start(bucket.name, bucket.numbers, bucket.shapes)
 
-    def start_sum(self, numbers: torch.Tensor, name: str) -> End:
-        """Start the sum of a tensor over the ranks, in place."""
-        return dist.all_reduce(numbers, group=self.group, async_op=True).wait
-
     def own_state(self) -> dict[str, torch.Tensor]:
         return self.codec.kept
 
     def load_own_state(self, state: Mapping[str, torch.Tensor]) -> None:
-        self.codec.load(state, self.device)
+        self.codec.kept = {name: tensor.to(self.device, copy=True) for name, tensor in state.items()}
 
     def detach(self) -> None:
         self.buckets, self._bucket_of = [], {}

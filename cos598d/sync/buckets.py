@@ -12,11 +12,11 @@ MIB = 1 << 20
 
 class Bucket:
     """A buffer for the gradients of some parameters of one dtype. Each parameter has a view of its part. What is sent
-    are `numbers`, which are real, (count,).
+    is `numbers`, (count,), which are real.
 
-    Filling it divides by the number of ranks, so that the sum over the ranks is the average, and fits into 16 bits
-    where the average does. The averages are copied back into the gradients that autograd made; with `is_view`, each
-    .grad becomes the view itself. `missing` are the parameters that are to come in this step.
+    Filling it divides by the number of ranks. So the sum over the ranks is the average, and fits into 16 bits where the
+    average does. The averages are copied back into the gradients that autograd made. With `is_view`, each .grad becomes
+    the view itself. `missing` are the parameters that are to come in this step.
     """
 
     def __init__(self, name: str, named: Sequence[Named], ranks: int, is_view: bool, flat: torch.Tensor | None = None):
@@ -27,7 +27,8 @@ class Bucket:
         parts = zip(self.buffer.split(sizes), named, strict=True)
         self.views = {p: shaped_like(part, p) for part, (_, p) in parts}
         self.missing = set(self.views)
-        self.numbers, self.shapes = as_real(self.buffer), [p.shape for _, p in named]
+        self.numbers = as_real(self.buffer)
+        self.shapes = [torch.view_as_real(p).shape if p.is_complex() else p.shape for _, p in named]
 
     def take(self, parameter: nn.Parameter) -> None:
         """Put the parameter's gradient, divided by the ranks, into the buffer; zeros if it has none."""
@@ -38,7 +39,7 @@ class Bucket:
         elif gradient is view:  # another backward has been added to the last average
             view.mul_(self.share)
         else:
-            torch.mul(gradient, self.share, out=view)
+            torch.mul(gradient.to_dense(), self.share, out=view)
             if self.is_view:
                 parameter.grad = view
 
@@ -50,7 +51,7 @@ class Bucket:
                 parameter.grad = None
             elif self.is_view:
                 parameter.grad = view
-            elif parameter.grad is None:
+            elif parameter.grad is None or parameter.grad.is_sparse:
                 parameter.grad = torch.empty_like(parameter).copy_(view)
             else:
                 parameter.grad.copy_(view)

@@ -1,14 +1,14 @@
-"""Gradient compression, `--compress`: codecs that sum a bucket over the ranks in fewer bytes.
+"""Gradient compression, `--compress` of `bucketed`: codecs that sum a bucket over the ranks in fewer bytes.
 
-`start(name, numbers, shapes)` starts the sum of a bucket, and returns what ends it: call that later, and the bucket has
-the sum, the same bits on every rank. What a step did not send is kept and added to the next (error feedback: Seide et
-al. 2014, Karimireddy et al. 2019); a checkpoint saves it. If some rank's gradient is not finite, neither is the sum,
-and what was kept of it is dropped.
+`start(name, numbers, shapes)` starts the sum of a bucket, and returns what ends it. Call that later, and the bucket has
+the sum, the same bits on every rank. What a step did not send is kept and added to the next, and a checkpoint saves it.
+This is error feedback (Seide et al. 2014, Karimireddy et al. 2019). If some rank's gradient is not finite, neither is
+the sum, and what was kept of it is dropped.
 """
 
 import contextlib
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
@@ -16,27 +16,29 @@ import torch.distributed as dist
 from cos598d.errors import UsageError
 
 End = Callable[[], object]
-# Starts the sum of a tensor over the ranks, in place, by the sync's own way; given the tensor and its name.
-StartSum = Callable[[torch.Tensor, str], End]
 
 
 class Codec:
-    """No compression: the sync's own sum of the bucket.
+    """No compression: an all-reduce.
 
-    default: the number that follows a codec's name, if none is given; 0 for a codec without one. most: the largest.
+    default: the number after a codec's name, if none is given; 0 for a codec without numbers. most: the largest.
     """
 
     default: float = 0
     most = math.inf
 
-    def __init__(self, start_sum: StartSum, number: float = 0, group: dist.ProcessGroup | None = None):
-        self.start_sum, self.number, self.group = start_sum, number, group
+    def __init__(self, number: float = 0, group: dist.ProcessGroup | None = None):
+        self.number, self.group = number, group
         self.ranks = dist.get_world_size(group)
         self.kept: dict[str, torch.Tensor] = {}  # from one step to the next, by name
 
     def start(self, name: str, numbers: torch.Tensor, shapes: list[torch.Size]) -> End:
         """Start the sum of `numbers`, (count,), in place. `shapes`: of the tensors that lie there side by side."""
-        return self.start_sum(numbers, name)
+        return self.start_sum(numbers)
+
+    def start_sum(self, numbers: torch.Tensor) -> End:
+        """Start the sum of a tensor over the ranks, in place."""
+        return dist.all_reduce(numbers, group=self.group, async_op=True).wait
 
     def with_error(self, name: str, numbers: torch.Tensor) -> torch.Tensor:
         """Add what earlier steps did not send to the numbers. Return the tensor for what this one does not send."""
@@ -44,16 +46,12 @@ class Codec:
         numbers += error.nan_to_num_(0.0, 0.0, 0.0)  # a step that overflowed leaves no trace
         return error.copy_(numbers)
 
-    def load(self, kept: Mapping[str, torch.Tensor], device: torch.device) -> None:
-        """Continue from what another was keeping."""
-        self.kept = {name: tensor.to(device, copy=True) for name, tensor in kept.items()}
-
 
 class BFloat16(Codec):
     """bf16: 8 bits of mantissa, float32's range.
 
     1. Every rank rounds its bucket to 16 bits.
-    2. The sync's sum adds up in 16 bits, rounding each sum.
+    2. An all-reduce adds up in 16 bits, rounding each sum.
     3. Every rank widens the result.
 
     Half the bytes. Each of the n roundings has an error of at most 2^-8 of the number.
@@ -63,7 +61,7 @@ class BFloat16(Codec):
 
     def start(self, name: str, numbers: torch.Tensor, shapes: list[torch.Size]) -> End:
         narrow = numbers.to(self.dtype)
-        end_sum = self.start_sum(narrow, name)
+        end_sum = self.start_sum(narrow)
 
         def end() -> None:
             end_sum()
@@ -198,7 +196,7 @@ class PowerSGD(Codec):
             matrices.append((key, part.view(rows, columns), missed.view(rows, columns)))
         own = [m @ self.kept[key] for key, m, _ in matrices]
         firsts = torch.cat([p.flatten() for p in own])
-        end_sum = self.start_sum(firsts, name)
+        end_sum = self.start_sum(firsts)
 
         def end() -> None:
             end_sum()
@@ -209,7 +207,7 @@ class PowerSGD(Codec):
             seconds = torch.cat([q.flatten() for q in qs])
             for (_, _, missed), p, q in zip(matrices, ps, qs, strict=True):
                 missed.sub_(p @ q.T)
-            self.start_sum(seconds, f"{name}, second factors")()
+            self.start_sum(seconds)()
             for (key, m, _), p, q, total in zip(matrices, ps, qs, seconds.split([q.numel() for q in qs]), strict=True):
                 new = total.view_as(q)
                 torch.mm(p, new.T, out=m)
@@ -243,12 +241,3 @@ def get_codec(word: str) -> tuple[type[Codec], float]:
         f"--compress {word}: unknown compression. Choose bf16, fp16, int8, topk:SHARE (of the elements, above 0 and at "
         "most 1) or powersgd:RANK (a whole number from 1)."
     )
-
-
-def make_codec(word: str | None, start_sum: StartSum, group: dist.ProcessGroup | None) -> Codec:
-    """The codec that `word` names, for one sync whose buckets are summed over the ranks of `group`.
-
-    It does nothing if `word` is None, or if there is one rank.
-    """
-    kind, number = get_codec(word) if word is not None and dist.get_world_size(group) > 1 else (Codec, 0)
-    return kind(start_sum, number, group)

@@ -7,28 +7,28 @@ from contextlib import AbstractContextManager
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from cos598d.sync.base import GradientSync, Options
-from cos598d.sync.options import BucketSizes, PlainBucketOptions
+from cos598d.sync.base import GradientSync
+from cos598d.sync.bucketed import SIZED
+from cos598d.sync.options import Options
 
 
 class DDP(GradientSync):
     """Averaging in buckets while backward runs, by torch (Li et al., "PyTorch Distributed", VLDB 2020, section 3.2).
 
-    1. Gradients are assigned to buckets of 25 MiB (the first of 1 MiB), at first in the reverse order of registration.
-       After the first backward, the order is the one in which they arrived.
-    2. A hook on each parameter copies its gradient into its bucket; a full bucket's all-reduce starts at once, while
-       backward computes the next gradients.
+    1. Gradients are assigned to buckets of 25 MiB (the first of 1 MiB), in the reverse order of registration. If every
+       parameter must be used, torch assigns them anew after the first step, in the order in which they arrived.
+    2. A hook on each parameter copies its gradient into its bucket. The all-reduce of a full bucket starts when those
+       of all buckets before it have started, while backward computes the next gradients.
     3. The end of backward waits for the buckets and copies the averages back.
     4. Before a step's first forward, rank 0 sends its buffers, if the model has any, to all.
 
     Cost for a gradient of S bytes in B buckets: B calls; every rank sends and receives 2(n-1)/n S. Only the last bucket
-    cannot overlap with backward. With unused parameters allowed, one more all-reduce of 4 bytes per parameter; with
-    buffers of b bytes, one more broadcast for each of their dtypes: rank 0 sends ceil(log2 n) b. torch makes these
-    calls itself, in C++, and the ledger sees them as it sees all others. Choose it for real work.
+    cannot overlap with backward. If parameters may be unused, one more all-reduce of 4 bytes for each. Buffers of b
+    bytes take one more broadcast for each of their dtypes: rank 0 sends ceil(log2 n) b. torch makes these calls in C++,
+    and the ledger sees them as it sees all others. Choose it for real work.
     """
 
-    options_kind: type[Options] = PlainBucketOptions
-    takes_sparse = True
+    takes = (*GradientSync.takes, *SIZED)
 
     def attach(self, model: nn.Module) -> Callable:
         super().attach(model)
@@ -40,7 +40,7 @@ class DDP(GradientSync):
                 find_unused_parameters=self.options.find_unused_parameters,
                 init_sync=False,  # `attach` has just done it
                 # Passed only if it differs: torch then has no small first bucket.
-                bucket_cap_mb=None if self.options.bucket_mb == BucketSizes.bucket_mb else self.options.bucket_mb,
+                bucket_cap_mb=None if self.options.bucket_mb == Options.bucket_mb else self.options.bucket_mb,
                 gradient_as_bucket_view=self.options.gradient_as_bucket_view,
                 broadcast_buffers=self.options.broadcast_buffers,
             )

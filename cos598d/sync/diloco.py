@@ -1,25 +1,11 @@
 """Local training, and an outer step along the average of what the ranks have learned."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 
 import torch
 from torch import nn
 
-from cos598d.sync.base import Options
-from cos598d.sync.local_sgd import LocalSGD, LocalSGDOptions
-from cos598d.sync.options import SYNC_GROUP
-from cos598d.terminal.fields import flag
-
-
-@dataclass(frozen=True)
-class DiLoCoOptions(LocalSGDOptions):
-    """outer_learning_rate, outer_momentum: of the outer optimizer."""
-
-    outer_learning_rate: float = flag(0.7, "outer optimizer's learning rate, for diloco", group=SYNC_GROUP, above=0)
-    outer_momentum: float = flag(
-        0.9, "outer optimizer's Nesterov momentum, for diloco", group=SYNC_GROUP, least=0, below=1
-    )
+from cos598d.sync.local_sgd import LocalSGD
 
 
 class DiLoCo(LocalSGD):
@@ -40,7 +26,7 @@ class DiLoCo(LocalSGD):
     H must be large: the momentum makes up for some of what fewer averages lose.
     """
 
-    options_kind: type[Options] = DiLoCoOptions
+    takes = (*LocalSGD.takes, "outer_learning_rate", "outer_momentum")
 
     def attach(self, model: nn.Module) -> Callable:
         call = super().attach(model)

@@ -6,11 +6,10 @@ from collections.abc import Sequence
 import torch
 import torch.distributed as dist
 
-from cos598d.sync.base import GradientSync, Named, Options
+from cos598d.sync.base import GradientSync, Named
 from cos598d.sync.bucketed import Bucketed
-from cos598d.sync.buckets import plan_buckets
+from cos598d.sync.buckets import Bucket, plan_buckets
 from cos598d.sync.codecs import End
-from cos598d.sync.options import PackedOptions
 
 
 class Flat(Bucketed):
@@ -22,11 +21,11 @@ class Flat(Bucketed):
 
     Cost for a gradient of S bytes: 1 call; every rank sends and receives 2(n-1)/n S, and holds another S bytes. This is
     the fewest calls possible, but nothing overlaps with backward. Choose it if calls are expensive and the gradient is
-    small, or to measure the cost of all-reduce itself. `--compress` as for `bucketed`. Syncs that sum a whole buffer in
+    small, or to measure the cost of all-reduce itself. Syncs that sum a whole buffer in
     another way replace `sum_up`.
     """
 
-    options_kind: type[Options] = PackedOptions
+    takes = (*GradientSync.takes, "gradient_as_bucket_view")
     ready = GradientSync.ready  # the buffer is filled at backward's end
 
     def plan(self, parameters: Sequence[Named]) -> list[list[Named]]:
@@ -36,6 +35,6 @@ class Flat(Bucketed):
         """Replace the buffer, (elements,), by its sum over the ranks."""
         dist.all_reduce(buffer, group=self.group)
 
-    def start_sum(self, numbers: torch.Tensor, name: str) -> End:
-        self.sum_up(numbers, name)
+    def start(self, bucket: Bucket) -> End:
+        self.sum_up(bucket.numbers, bucket.name)
         return lambda: None

@@ -2,13 +2,13 @@
 
 from collections.abc import Callable
 
-import torch
 import torch.distributed as dist
 from torch import nn
 
-from cos598d.sync.bucketed import Bucketed
+from cos598d.sync.base import GradientSync
+from cos598d.sync.bucketed import SIZED, Bucketed
 from cos598d.sync.buckets import Bucket
-from cos598d.sync.codecs import Codec, End, make_codec
+from cos598d.sync.codecs import End
 from cos598d.sync.shared_memory import ranks_by_host
 
 
@@ -26,10 +26,9 @@ class Hierarchical(Bucketed):
     all others nothing. A ring of all n ranks sends 2(n-1)/n S over each host's link. Inside a host of m ranks, each
     sends S to the first, which sends ceil(log2 m) S. Only 1 overlaps with backward. Choose it for several hosts of
     several ranks each.
-
-    `--compress` compresses what is sent between hosts; sums within a host stay exact. Error feedback belongs to a host,
-    and its first rank saves it. A rank that becomes a first one by a resume on other hosts begins without any.
     """
+
+    takes = (*GradientSync.takes, *SIZED)
 
     def attach(self, model: nn.Module) -> Callable:
         hosts = ranks_by_host(self)
@@ -43,21 +42,15 @@ class Hierarchical(Bucketed):
         )
         return super().attach(model)
 
-    def make_codec(self) -> Codec:
-        return make_codec(self.options.compress, self.start_sum, self.firsts)
-
-    def start_sum(self, numbers: torch.Tensor, name: str) -> End:
-        return dist.all_reduce(numbers, group=self.firsts, async_op=True).wait
-
     def start(self, bucket: Bucket) -> End:
         summing = dist.reduce(bucket.numbers, self.first, group=self.host, async_op=True)
 
         def among_hosts() -> End:
             summing.wait()
-            end_sum = super(Hierarchical, self).start(bucket)
+            summing_hosts = dist.all_reduce(bucket.numbers, group=self.firsts, async_op=True)
 
             def to_all() -> None:
-                end_sum()
+                summing_hosts.wait()
                 dist.broadcast(bucket.numbers, self.first, group=self.host)
 
             return to_all

@@ -1,25 +1,13 @@
 """Weights averaged every few steps instead of gradients in every step."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
 from torch._utils import _unflatten_dense_tensors
 
 from cos598d.state import load_optimizer, optimizer_state
-from cos598d.sync.base import GradientSync, Options
-from cos598d.sync.options import SYNC_GROUP
-from cos598d.terminal.fields import flag
-
-
-@dataclass(frozen=True)
-class LocalSGDOptions(Options):
-    """For syncs that average weights: the steps from one average to the next."""
-
-    sync_every: int = flag(
-        1, "steps from one average of the weights to the next, for local_sgd and diloco", group=SYNC_GROUP, least=1
-    )
+from cos598d.sync.base import GradientSync
 
 
 class LocalSGD(GradientSync):
@@ -38,8 +26,7 @@ class LocalSGD(GradientSync):
     Choose it if links are so slow that a step must not wait for them.
     """
 
-    options_kind: type[Options] = LocalSGDOptions
-    takes_sparse = True
+    takes = (*GradientSync.takes, "sync_every")
     steps = 0
 
     def finish(self) -> None:

@@ -18,8 +18,6 @@ class NoSync(GradientSync):
     iteration's time with this sync from that with another, and you get its exposed communication.
     """
 
-    takes_sparse = True
-
     def attach(self, model: nn.Module) -> Callable:
         self.replicas_equal = self.ranks == 1
         return super().attach(model)

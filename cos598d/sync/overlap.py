@@ -1,17 +1,16 @@
-"""One all-reduce for each gradient, started as soon as backward has computed it."""
+"""One all-reduce for each gradient, started while backward runs."""
 
 from collections.abc import Sequence
 
-from cos598d.sync.base import Named, Options
+from cos598d.sync.base import GradientSync, Named
 from cos598d.sync.bucketed import Bucketed
-from cos598d.sync.options import PackedOptions
 
 
 class Overlap(Bucketed):
     """All-reduce tensor by tensor, during backward: `bucketed` with a bucket for each gradient.
 
-    1. As soon as backward has computed a gradient, every rank copies it, divided by n, and starts its ring all-reduce.
-       The order is the reverse of registration, which is the order of arrival.
+    1. When backward has computed a gradient, every rank copies it, divided by n. Its ring all-reduce starts when those
+       of all gradients before it have started. The order is the reverse of registration, mostly that of arrival.
     2. Backward continues with the layers below while the ring runs.
     3. After backward every rank waits for the remaining calls.
 
@@ -20,7 +19,7 @@ class Overlap(Bucketed):
     tensors. Choose it to see what overlap gains by itself; `bucketed` does the same with fewer calls.
     """
 
-    options_kind: type[Options] = PackedOptions
+    takes = (*GradientSync.takes, "gradient_as_bucket_view")
 
     def plan(self, parameters: Sequence[Named]) -> list[list[Named]]:
         return [[named] for named in reversed(parameters)]

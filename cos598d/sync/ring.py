@@ -17,8 +17,7 @@ class Ring(Flat):
 
     Cost for a gradient of S bytes: 1 call of 2(n-1) steps; every rank sends and receives 2(n-1)/n S. To be exact, parts
     differ by one element if n does not divide S. No all-reduce can use fewer bytes per rank, but the steps grow with n.
-    Choose it to see how all-reduce is made; `flat` is the same algorithm inside the library. `--compress` as for
-    `bucketed`.
+    Choose it to see how all-reduce is made; `flat` is the same algorithm inside the library.
     """
 
     def sum_up(self, buffer: torch.Tensor, name: str) -> None:

@@ -11,11 +11,10 @@ from torch import nn
 
 from cos598d.errors import UserError
 from cos598d.records.conventions import AGREEMENT
-from cos598d.sync.base import GradientSync, Named, Options
-from cos598d.sync.bucketed import Bucketed
+from cos598d.sync.base import GradientSync, Named
+from cos598d.sync.bucketed import SIZED, Bucketed
 from cos598d.sync.buckets import Bucket
 from cos598d.sync.codecs import End
-from cos598d.sync.options import PlainBucketOptions
 from cos598d.world.network import network_identity
 
 
@@ -24,8 +23,8 @@ class SharedMemory(Bucketed):
 
     1. The gradients are assigned to buckets as in `bucketed`. When backward has computed a gradient, it is copied into
        its bucket in the rank's own segment, divided by n. A full bucket is announced.
-    2. When all ranks have filled a bucket, rank r adds up the r-th n-th of it from all segments into the result: if it
-       can, while backward runs. At backward's end it announces that.
+    2. At backward's end, when all ranks have filled a bucket, rank r adds up the r-th n-th of it from all segments into
+       the result, and announces that.
     3. When all ranks have added, every rank copies the whole bucket from the result into its own segment.
     These two waits are enough. Others read a rank's segment only in 2, so after the second wait it is the rank's own
     again. The result is written only in 2 of the next step, after all ranks have filled again, which a rank does only
@@ -37,7 +36,7 @@ class SharedMemory(Bucketed):
     into the kernel and out again.
     """
 
-    options_kind: type[Options] = PlainBucketOptions  # nothing is sent, so nothing is compressed
+    takes = (*GradientSync.takes, *SIZED)
 
     def attach(self, model: nn.Module) -> Callable:
         for name, p in model.named_parameters():
@@ -53,7 +52,6 @@ class SharedMemory(Bucketed):
                 "Choose hierarchical."
             )
         self._memory: dict[Bucket, torch.Tensor] = {}  # all ranks' segments, and the result, (n + 1, elements)
-        self._filled: dict[Bucket, Any] = {}  # announcements of buckets that are not added up yet
         return super().attach(model)
 
     def make_bucket(self, name: str, group: Sequence[Named]) -> Bucket:
@@ -64,13 +62,12 @@ class SharedMemory(Bucketed):
         return bucket
 
     def start(self, bucket: Bucket) -> End:
-        for earlier, filled in list(self._filled.items()):
-            if filled.is_completed():  # so less is left for backward's end
-                self._add_up(earlier)
-        self._filled[bucket] = self._announce("filled", bucket)
+        filled = self._announce("filled", bucket)
 
         def end() -> End:
-            self._add_up(bucket)
+            filled.wait()
+            own = self._memory[bucket].tensor_split(self.ranks, dim=1)[self.rank]
+            torch.sum(own[:-1], dim=0, out=own[-1])
             added = self._announce("added up", bucket)
 
             def copy() -> None:
@@ -81,13 +78,6 @@ class SharedMemory(Bucketed):
             return copy
 
         return end
-
-    def _add_up(self, bucket: Bucket) -> None:
-        """Put the sum of this rank's part of all segments into the result, when all ranks have filled the bucket."""
-        if filled := self._filled.pop(bucket, None):
-            filled.wait()
-            own = self._memory[bucket].tensor_split(self.ranks, dim=1)[self.rank]
-            torch.sum(own[:-1], dim=0, out=own[-1])
 
     def _announce(self, done: str, bucket: Bucket) -> Any:
         """Tell all ranks that this one has done its part of the bucket. Wait for it to know that all have."""

@@ -73,16 +73,11 @@ class SparseRows(Bucketed):
         for name, p in self.parameters:
             if p in self._marks and p not in self._unions:
                 union = self._marks[p].clone()
-                # Of an earlier backward of this step, to whose average this one's gradient is added.
-                earlier = getattr(p.grad, "rows_of_the_average", None)
-                if earlier is not None:
-                    union[earlier] = 1
                 with self.ledger.naming(f"rows touched of {name}", AGREEMENT):
                     self._unions[p] = union, dist.all_reduce(union, dist.ReduceOp.MAX, self.group, async_op=True)
 
     def _average_rows(self, name: str, p: nn.Parameter, union: torch.Tensor) -> None:
-        if p.grad is None:
-            p.grad = torch.zeros_like(p)
+        p.grad = torch.zeros_like(p) if p.grad is None else p.grad.to_dense()
         rows = union.nonzero().flatten()
         values = p.grad[rows]
         outside = (values.count_nonzero() != p.grad.count_nonzero()).to(p.dtype)
@@ -91,11 +86,10 @@ class SparseRows(Bucketed):
             dist.all_reduce(as_real(together), group=self.group)
         if together[-1].abs() > 0:
             raise UserError(
-                f"{name} has a gradient outside the rows that its embedding was asked for, so sparse_rows cannot send "
-                "it. Choose bucketed."
+                f"{name} has a gradient outside the rows that its embedding was asked for, maybe of an earlier average "
+                "in this step, so sparse_rows cannot send it. Choose bucketed."
             )
         p.grad[rows] = together[:-1].view_as(values)
-        p.grad.rows_of_the_average = rows  # type: ignore[attr-defined]
 
     def _mark(self, module: nn.Module, inputs: tuple, keywords: dict[str, Any], output: torch.Tensor) -> None:
         mark = self._marks.get(module.weight)  # type: ignore[call-overload]

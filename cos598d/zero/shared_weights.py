@@ -9,8 +9,7 @@ from torch import nn
 
 from cos598d.errors import UserError
 from cos598d.records.conventions import AGREEMENT
-from cos598d.sync.base import Named
-from cos598d.sync.options import BucketSizes
+from cos598d.sync.base import GradientSync, Named
 from cos598d.sync.shared_memory import ranks_by_host, share
 from cos598d.zero.collectives import average_of
 from cos598d.zero.rows import Rows, Table, ZeroOfRows
@@ -40,7 +39,7 @@ class SharedWeights(ZeroOfRows):
     less than any other exact sync there.
     """
 
-    options_kind = BucketSizes
+    takes = (*GradientSync.takes, "bucket_mb", "first_bucket_mb")
 
     def attach(self, model: nn.Module) -> Callable:
         hosts = ranks_by_host(self)

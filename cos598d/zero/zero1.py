@@ -1,7 +1,6 @@
 """ZeRO stage 1: every rank keeps the optimizer's state of one n-th of the weights, and steps only those."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -12,22 +11,14 @@ from torch.autograd.graph import get_gradient_edge
 
 from cos598d.errors import UserError
 from cos598d.records.conventions import AGREEMENT, PARAMETERS
-from cos598d.sync.base import Named, Options
+from cos598d.sync.base import GradientSync, Named
 from cos598d.sync.bucketed import Bucketed
 from cos598d.sync.codecs import End
 from cos598d.sync.hooks import weakly
-from cos598d.sync.options import BucketSizes
 from cos598d.zero.collectives import average_of, start_all_gather, start_reduce_scatter
 from cos598d.zero.layers import by_layer, refuse_max_norm
 from cos598d.zero.shards import Shards
 from cos598d.zero.unit import Unit
-
-
-@dataclass(frozen=True)
-class ZeroOptions(BucketSizes):
-    """gather_in_forward: stepped weights travel during the next forward. Then only a layer's forward may read them."""
-
-    gather_in_forward: bool = False
 
 
 class Zero1(Bucketed):
@@ -51,14 +42,14 @@ class Zero1(Bucketed):
     with AdamW, 2S/n of state. The step takes one n-th of the time. Choose it wherever `bucketed` or `ddp` would do.
     """
 
-    shards = takes_sparse = True
-    options_kind: type[Options] = ZeroOptions
+    shards = True
+    takes = (*GradientSync.takes, "bucket_mb", "first_bucket_mb", "gather_in_forward")
     buckets: Any  # units
 
     def attach(self, model: nn.Module) -> Callable:
         refuse_max_norm(model)
         self._handles: list[Any] = []
-        self._travels_late = getattr(self.options, "gather_in_forward", False)
+        self._travels_late = self.options.gather_in_forward
         self._gathers: dict[Unit, Callable[[], None]] = {}  # of weights that are on their way: call it to wait
         return super().attach(model)
 

@@ -10,7 +10,7 @@ from torch.utils import _pytree as pytree
 
 from cos598d.errors import UserError
 from cos598d.records.conventions import PARAMETERS, WHOLE_WEIGHTS
-from cos598d.sync.base import Named, Options
+from cos598d.sync.base import GradientSync, Named
 from cos598d.sync.codecs import End
 from cos598d.zero.layers import by_layer, owners
 from cos598d.zero.unit import Unit
@@ -38,7 +38,7 @@ class Zero3(Zero2):
     links are fast.
     """
 
-    options_kind: type[Options] = Options  # without buckets
+    takes = GradientSync.takes  # without buckets
 
     def attach(self, model: nn.Module) -> Callable:
         call = super().attach(model)

@@ -30,7 +30,7 @@ def parse_candidate(word: str, backend: str = "gloo") -> Candidate:
     all_reduce                    a registered sync
     my_sync.py:MySync             a class in a file
     bucketed:bucket_mb=5          with options, any number of them
-    bucketed+bf16, ring+topk:0.05   with gradient compression, the same as :compress=bf16
+    bucketed+bf16, bucketed+topk:0.05   with gradient compression, the same as :compress=bf16
 
     Raises UsageError for an unknown sync, option or value.
     """

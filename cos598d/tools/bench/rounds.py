@@ -9,6 +9,7 @@ import psutil
 import torch
 
 from cos598d.comm.group import Ranks
+from cos598d.records.figures import TOTALS
 from cos598d.records.summary import LAST_TO_LAST, SLOWEST, world_seconds
 from cos598d.tools.bench.candidates import Candidate
 from cos598d.tools.bench.turns import PHASES, Turn
@@ -75,8 +76,7 @@ def measure_rounds(
             label = candidates[index].label
             turn = attached[index] or Turn(candidates[index], workload, ranks, steps)
             rows.append([number, place, label, *turn.iterate(inputs)])
-            totals = turn.totals
-            traffic[label] = [totals.calls, totals.payload_bytes, totals.bytes_sent, totals.bytes_received]
+            traffic[label] = turn.totals
             norms[label] = turn.gradient_norm
             if not stay:
                 turn.detach()
@@ -98,13 +98,12 @@ def measure_rounds(
             sample["started_by_rank"] = [moment - min(started) for moment in started]
         sample |= {f"seconds_{phase}_by_rank": values for phase, values in zip(PHASES, phases, strict=True)}
         samples.append(sample)
-    names = ("calls", "payload_bytes", "bytes_sent", "bytes_received")
     labels = [candidate.label for candidate in candidates]
     return {
         "seconds_of": LAST_TO_LAST if one_clock else SLOWEST,
         "samples": samples,
         "traffic": {
-            label: {name: [rank[label][i] for rank in counts] for i, name in enumerate(names)} for label in labels
+            label: {name: [rank[label][i] for rank in counts] for i, name in enumerate(TOTALS)} for label in labels
         },
         "gradient_norm": {label: [rank[label] for rank in found] for label in labels},
     }

@@ -7,13 +7,14 @@ import torch.distributed as dist
 from torch import nn
 
 from cos598d.comm.group import Ranks
-from cos598d.comm.ledger import Ledger, Totals
+from cos598d.comm.ledger import Ledger
 from cos598d.config import RunConfig
 from cos598d.measure.clock import IterationClock
 from cos598d.optimizers import make_optimizer
 from cos598d.parallel import Parallel, make_sync, parallelize
 from cos598d.phases import Phases
-from cos598d.records.conventions import AGREEMENT, WARM_UP
+from cos598d.records.conventions import AGREEMENT, SYNCHRONIZING, WARM_UP
+from cos598d.records.figures import TOTALS
 from cos598d.tools.bench.candidates import Candidate
 from cos598d.tools.bench.workload import Workload
 
@@ -33,7 +34,7 @@ class Turn:
 
     def __init__(self, candidate: Candidate, workload: Workload, ranks: Ranks, steps: bool):
         self._ranks = ranks
-        self._clock, self._ledger, self.totals = IterationClock(ranks.device), Ledger(), Totals()
+        self._clock, self._ledger, self.totals = IterationClock(ranks.device), Ledger(), [0] * len(TOTALS)
         replica = workload.replica(shares=not candidate.steps_itself)
         self._model = self._wrapped(replica, candidate, steps)
         self._module = workload.computing(self._model)
@@ -70,8 +71,11 @@ class Turn:
                 self._average(inputs)
                 self._drop_gradients()
         seconds = self._clock.stop()
-        _, self.totals = self._ledger.take()
+        since = self._ledger.take()
         self._ledger.rows.clear()
+        self.totals = [
+            sum(of) for of in zip(*(since.get(each, [0] * len(TOTALS)) for each in SYNCHRONIZING), strict=True)
+        ]
         return [seconds, *(self._clock.phases[phase] for phase in PHASES), self._clock.started, self._clock.stopped]
 
     def detach(self) -> None:

@@ -67,7 +67,7 @@ def sync_of(name: str) -> type[GradientSync]:
 def wrap(name: str, model: nn.Module, ledger: Ledger | None = None, **options: Any) -> Parallel:
     """The model under the sync called `name`, with those of the options that the sync has."""
     kind = sync_of(name)
-    known = {word: value for word, value in options.items() if word in kind.options_kind.names()}
+    known = {word: value for word, value in options.items() if word in kind.takes}
     return data_parallel(model, kind, ledger=ledger, **known)
 
 
@@ -76,7 +76,7 @@ def drive(comm: LessonComm, module: Any, name: str, seed: int, runs: Sequence[Ru
 
     None for a way of cutting buckets, where the sync has none.
     """
-    names = sync_of(name).options_kind.names()
+    names = sync_of(name).takes
     return [
         None if run.label in BUCKETS and not {*run.options} <= {*names} else _drive(comm, name, seed, run)
         for run in runs

@@ -1,6 +1,6 @@
 """One real training, which sees what single steps do not: a BERT-shaped model, and what happens between its steps.
 
-1. More than 128 tensors: layers of attention, dropout, a sparse embedding where the sync takes one, convolutions
+1. More than 128 tensors: layers of attention, dropout, an embedding, convolutions
    (5 dimensions, channels last), complex and double precision, a number, a tensor without elements.
 2. Steps in which layers are used by some ranks, by the first of two micro-batches, or by nobody.
 3. Evaluations and settles between steps, a forward within no_sync that ends in an exception, a new sync with the
@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from cos598d.comm.ledger import Ledger
-from cos598d.tools.check.driving import noted, sync_of, whole_state, wrap
+from cos598d.tools.check.driving import noted, whole_state, wrap
 from cos598d.tools.exam.explain import explain, mean_of
 from cos598d.tools.exam.models import gradients_of, seeded
 from cos598d.tools.exam.notes import LessonComm
@@ -99,10 +99,10 @@ class Bert(nn.Module):
     seen: torch.Tensor
     lately: torch.Tensor
 
-    def __init__(self, is_sparse: bool = False):
+    def __init__(self) -> None:
         super().__init__()
         self.empty = nn.Parameter(torch.zeros(0, WIDTH))  # early, so that a loop that ends there ends early
-        self.words = nn.Embedding(WORDS, WIDTH, sparse=is_sparse)
+        self.words = nn.Embedding(WORDS, WIDTH)
         self.places = nn.Embedding(TOKENS, WIDTH)
         self.number = nn.Parameter(torch.tensor(1.5))
         self.layers = nn.ModuleList(TransformerLayer(WIDTH, 0.1) for _ in range(LAYERS))
@@ -159,9 +159,7 @@ def inputs(seed: int, rank: int, size: int, step: int, part: int) -> tuple[Any, 
 
 def drive_training(comm: LessonComm, module: Any, name: str, seed: int) -> dict[str, Any]:
     """Train on this rank: the gradients of each step, the weights and buffers, and what else must not change."""
-    # torch's DDP cannot average a sparse gradient where a rank has none.
-    is_sparse = sync_of(name).takes_sparse and name != "ddp"
-    model = seeded(seed + comm.rank, lambda: Bert(is_sparse))
+    model = seeded(seed + comm.rank, Bert)
     ledger, grads, faults = Ledger(), [], []
     with noted(comm, ledger):
         wrapped = wrap(name, model, ledger)

@@ -59,7 +59,7 @@ def traffic_rows(runs: Sequence[Run]) -> Rows:
     found = []
     for run in runs:
         summary, knows = run.summary, run.is_in_ledger
-        row = {"run": run.name, "calls": summary.calls_per_iteration, "tensors": summary.tensors_per_iteration}
+        row = {"run": run.name, "calls": summary.calls_per_iteration}
         row["payload MB"] = summary.payload_bytes_per_iteration / 1e6
         row["sent MB, by rank"] = megabytes(summary.bytes_sent_per_iteration)
         row["received MB, by rank"] = megabytes(summary.bytes_received_per_iteration)

@@ -113,12 +113,10 @@ def _losses(groups: Sequence[Group]) -> str:
 
 
 def _one_class(runs: Sequence[Run]) -> str:
-    """Of a run that kept its best model the warning is about that one, else about the last evaluation."""
     found: dict[tuple[str, float], list[str]] = {}
     for run in runs:
-        kept = run.summary.best.evaluated if run.summary.best else None
-        if only := only_class(kept or last_classes(run)):
-            found.setdefault(only, []).append(run.name + (" (the model that it kept)" if kept else ""))
+        if only := only_class(last_classes(run)):
+            found.setdefault(only, []).append(run.name)
     words = (
         f"only one class is predicted by {names_of(names)}: every example is classified as {name}, so the accuracy, "
         f"{shown(share)}, is that class's share of the examples"
