@@ -5,7 +5,6 @@ KIND/NAME      what the optimizer remembers of a parameter, such as exp_avg/NAME
 """
 
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 import torch
 from torch import nn
@@ -47,13 +46,15 @@ def optimizer_state(optimizer: torch.optim.Optimizer, model: nn.Module) -> Itera
 
 def load_optimizer(optimizer: torch.optim.Optimizer, model: nn.Module, state: Mapping[str, torch.Tensor]) -> None:
     """Let it remember copies of what `optimizer_state` gave, and nothing else."""
-    optimizer.state.clear()
-    of_parameter = by_parameter(state)
-    numbers = numbers_of(of_parameter)
-    for name, p in model.named_parameters():
-        for kind, value in of_parameter.get(name, {}).items():
-            device = number_device(optimizer, p) if kind in numbers else p.device
-            optimizer.state[p][kind] = value.to(device, copy=True)
+    found = by_parameter(state)
+    remember(optimizer, {p: found.get(name, {}) for name, p in model.named_parameters()})
+
+
+def remember(optimizer: torch.optim.Optimizer, state: Mapping[torch.Tensor, Mapping[str, torch.Tensor]]) -> None:
+    """Let it remember copies of these of each parameter, by kind, on the devices where torch has them."""
+    every = enumerate(p for group in optimizer.param_groups for p in group["params"])
+    copies = {place: {kind: value.clone() for kind, value in state.get(p, {}).items()} for place, p in every}
+    optimizer.load_state_dict({**optimizer.state_dict(), "state": {place: of for place, of in copies.items() if of}})
 
 
 def by_parameter(state: Mapping[str, torch.Tensor]) -> dict[str, dict[str, torch.Tensor]]:
@@ -64,15 +65,3 @@ def by_parameter(state: Mapping[str, torch.Tensor]) -> dict[str, dict[str, torch
         if kind not in OF_MODEL:
             found.setdefault(name, {})[kind] = value
     return found
-
-
-def numbers_of(of_parameter: Mapping[str, Mapping[str, torch.Tensor]]) -> set[str]:
-    """The kinds that are one number of each parameter, whatever its shape."""
-    every = [item for kinds in of_parameter.values() for item in kinds.items()]
-    return {kind for kind, _ in every} - {kind for kind, value in every if value.dim()}
-
-
-def number_device(optimizer: torch.optim.Optimizer, p: nn.Parameter) -> Any:
-    """Where the optimizer counts a parameter's steps: next to it if one kernel steps it, else in the host's memory."""
-    options = optimizer.defaults
-    return p.device if options.get("fused") or options.get("capturable") else "cpu"

@@ -1,7 +1,7 @@
 """Zero1 with large embeddings, of whose gradients only the rows that were looked up are computed and handled."""
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -20,9 +20,12 @@ Rows = tuple[torch.Tensor, torch.Tensor]  # their numbers, (u,), each once, and 
 
 
 class Table(Unit):
-    """An embedding as a unit. rows: of this rank's gradient, of a backward. All of them, if it is dense."""
+    """An embedding as a unit. rows: of this rank's gradient, of a backward. All of them, if it is dense.
+    every: those of each rank, when they are here. The number is -1 where there is no row.
+    """
 
     rows: Rows
+    every: list[Rows]
 
     def put(self, piece: Piece, gradient: torch.Tensor | None) -> None:
         weight = piece.parameter
@@ -34,12 +37,12 @@ class Table(Unit):
             together = gradient.coalesce()
             self.rows = together.indices()[0], together.values()
 
-    def average_of(self, every: Iterable[Rows], ranks: int) -> torch.Tensor:
+    def average_rows(self, ranks: int) -> torch.Tensor:
         """The average of all ranks' rows in this rank's part, (length,): zeros where nobody has a row."""
         ((_, weight),) = self.named
         average = weight.new_zeros(self.length // weight.shape[1], weight.shape[1])
         first = self.rank * len(average)
-        for numbers, values in every:
+        for numbers, values in self.every:
             mine = ((numbers >= first) & (numbers < first + len(average))).nonzero().flatten()
             average.index_add_(0, numbers[mine] - first, values[mine], alpha=1 / ranks)
         return average.view(-1)
@@ -49,6 +52,7 @@ class ZeroOfRows(Zero1):
     """A large embedding that is only looked up is a unit by itself, and its gradient is sparse."""
 
     most_mb = math.inf  # of a bucket
+    cuts_tables = True  # else every rank has, and steps, the whole embedding
 
     def attach(self, model: nn.Module) -> Callable:
         for name, p in model.named_parameters():
@@ -70,11 +74,11 @@ class ZeroOfRows(Zero1):
         return plan_buckets(dense, most, min(self.options.first_bucket_mb, most)) + tables
 
     def make_bucket(self, name: str, group: Sequence[Named]) -> Any:
-        return (self.make_table if group[0][1] in self._embeddings else super().make_bucket)(name, group)
-
-    def make_table(self, name: str, group: Sequence[Named]) -> Table:
-        """The unit of an embedding."""
-        raise NotImplementedError
+        weight = group[0][1]
+        if weight not in self._embeddings:
+            return super().make_bucket(name, group)
+        rank, ranks = (self.rank, self.ranks) if self.cuts_tables else (0, 1)
+        return Table(name, group, rank, ranks, align=weight.shape[1])  # cut between rows
 
     def detach(self) -> None:
         for embedding, was_sparse in self._embeddings.values():

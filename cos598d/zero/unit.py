@@ -19,8 +19,9 @@ class Unit:
     handed out as a bucket is (`sync/buckets.py`).
 
     weights: the flat tensor, of which the parameters are views. part: rank r's n-th of it. views: this rank's piece of
-    each parameter. gradients: this rank's, in the same layout, while they are collected. call: brings all ranks'
-    gradients of part r, (n, length), into `arriving`. average: of part r. The last four are None where there are none.
+    each parameter. gradients: this rank's, divided by n, in the same layout, while they are collected. call: brings all
+    ranks' gradients of part r, (n, length), into `arriving`. average: their sum. The last four are None where there are
+    none.
     """
 
     def __init__(self, name: str, named: Sequence[Named], rank: int, ranks: int, align: int = 1):
@@ -67,28 +68,27 @@ class Unit:
         """Move the parameter's gradient, zeros if it has none, into its place among the unit's."""
         self.missing.discard(parameter)
         piece = self.views[parameter]
-        if isinstance(parameter.grad, Unread):  # backward has left it out
-            piece.make_room(parameter)
+        piece.make_room(parameter)  # backward may have left it out
         self.put(piece, parameter.grad)
         parameter.grad = None if parameter.grad is None else piece.unread
 
     def put(self, piece: "Piece", gradient: torch.Tensor | None) -> None:
-        """Copy a gradient to the others."""
+        """Copy a gradient to the others, divided by n: so the sum of 16-bit numbers fits where their average does."""
         if self.gradients is None:
             self.gradients = self.empty()
         view = self.view(self.gradients, piece.number)
         if gradient is None:
             view.zero_()
         else:
-            view.copy_(gradient.to_dense())
+            torch.mul(gradient.to_dense(), 1 / self.ranks, out=view)
 
     def hand_out(self, is_used: Mapping[nn.Parameter, bool]) -> None:
-        """Give each piece its average, which is added to what it has kept. One that no rank used gets None."""
+        """Give each piece its average, which is added to that of an earlier backward. One that no rank used: None."""
         for p, piece in self.views.items():
-            average = self.average[piece.place] if is_used[p] else None
-            kept, piece.kept = piece.kept, None
-            piece.part.grad = average if kept is None else kept if average is None else kept.add_(average)
-            p.grad = None if piece.part.grad is None else piece.unread
+            if is_used[p]:
+                average, part = self.average[piece.place], piece.part
+                part.grad = average if part.grad is None else part.grad.add_(average)
+                p.grad = piece.unread
         self.average, self.missing = None, set(self.views)
 
     def free(self) -> None:
@@ -125,12 +125,10 @@ class Piece:
     """What this rank has, and steps, of a unit's parameter. It may have no elements.
 
     place: where it lies in the rank's part. part: that as a parameter by itself, for an optimizer.
-    unread: what .grad is while the rank has only this piece of the average. kept: an average to which that of another
-    backward is added.
+    unread: what .grad is while the rank has only this piece of the average.
     """
 
     part: nn.Parameter  # made with the optimizer that steps it
-    kept: torch.Tensor | None = None
 
     def __init__(self, unit: Unit, number: int):
         self.unit, self.number, (self.name, self.parameter) = unit, number, unit.named[number]
@@ -149,20 +147,10 @@ class Piece:
         return flat[self._begin : self._begin + self.part.numel()]
 
     def make_room(self, parameter: nn.Parameter) -> None:
-        """A gradient is about to be added to .grad. If an average is there, it is kept, since it has no room there."""
-        if isinstance(parameter.grad, Unread):
+        """A gradient is about to be added to .grad. If there is an average, only the piece keeps it."""
+        if parameter.grad is None:  # the script has dropped it
+            self.part.grad = None
+        elif isinstance(parameter.grad, Unread):
             parameter.grad = None
             if self.part.grad is not None:
-                self.kept = self.part.grad.clone()  # its memory gets the next backward's
-        elif parameter.grad is None:  # the script has dropped it
-            self.kept = None
-
-    def take_own(self) -> None:
-        """Use what the script has written into .grad, in place of the average."""
-        p, (kept, self.kept) = self.parameter, (self.kept, None)
-        if p.grad is None:
-            self.part.grad = None
-        elif not isinstance(p.grad, Unread):
-            own = self.of(p.grad.to_dense()).detach()
-            self.part.grad = own.clone() if kept is None else kept.add_(own)  # the last backward was in no_sync
-            p.grad = self.unread
+                self.part.grad = self.part.grad.clone()  # its memory gets the next backward's

@@ -50,6 +50,8 @@ class Zero3(Zero2):
         for layer in self._units:
             self._handles.append(layer.register_forward_pre_hook(self._enter, prepend=True))
             self._handles.append(layer.register_forward_hook(self._leave))
+        for unit in self.buckets:
+            unit.part = unit.part.clone()
         self._free(self.buckets)
         return call
 
@@ -69,11 +71,6 @@ class Zero3(Zero2):
             groups.setdefault((layer_of[p], p.dtype, p in self._looked_up), []).append((name, p))
         # Those of no layer come last: backward reaches them after all layers.
         return [groups[key] for key in sorted(groups, key=lambda key: key[0] is self.model)]
-
-    def make_bucket(self, name: str, group: Sequence[Named]) -> Any:
-        unit = super().make_bucket(name, group)
-        unit.part = unit.part.clone()
-        return unit
 
     def check_places(self) -> None:
         self.wait_for(self.buckets)
@@ -100,10 +97,6 @@ class Zero3(Zero2):
         self.gather(self.buckets, WHOLE_WEIGHTS)
         self.wait_for(self.buckets)
         self._stay = True
-
-    def detach(self) -> None:
-        self.settle()
-        super().detach()
 
     def gather(self, units: Iterable[Unit], purpose: str = PARAMETERS) -> None:
         """Start to gather those that are not here."""
