@@ -23,7 +23,7 @@ from cos598d.parallel import Parallel, parallelize
 from cos598d.plan import Plan
 from cos598d.precision import autocast, step_scaled
 from cos598d.records.conventions import CHECKPOINT, LOSS, WARM_UP
-from cos598d.replicas import check_loss, check_replicas, check_weights
+from cos598d.replicas import check_finite, check_replicas
 from cos598d.terminal.console import Console
 
 if TYPE_CHECKING:
@@ -137,7 +137,7 @@ def train(job: Job, evaluate: Callable[[], dict[str, Any] | None], control: "Att
         record.pause_training()
         if model.sync.replicas_equal:  # else the ranks hold different weights on purpose
             check_replicas(ranks, [*job.model.named_parameters(), *job.model.named_buffers()], at.iteration)
-        check_weights(job.model.named_parameters(), at.iteration, config.learning_rate)
+        check_finite(job.model.named_parameters(), at.iteration, config.learning_rate)
         found, epoch = evaluate(), plan.epoch_of(at.iteration)
         if found is None:
             control.count([sum(votes) for votes in zip(*ranks.exchange(control.votes()), strict=True)])
@@ -181,7 +181,7 @@ def train(job: Job, evaluate: Callable[[], dict[str, Any] | None], control: "Att
             at.stepped += has_stepped
             if at.iteration == weighed:
                 record.memory["between_steps"] = held(model)
-            check_loss(loss, at.iteration, config.learning_rate)
+            check_finite([("the loss", torch.tensor(loss))], at.iteration, config.learning_rate)
             facts: dict[str, Any] = {"iteration": at.iteration, "loss": loss, "epoch": epoch, "learning_rate": rate}
             facts |= {"examples": len(batch), "spans_seconds": clock.spans}
             record.iteration(facts, seconds, clock.phases, examples.counts(batch))

@@ -141,10 +141,7 @@ class Parallel(nn.Module):
         """Scale the averaged gradient down to this L2 norm at most. Return the norm that it had, over all ranks."""
         if self._shards:
             return self._shards.clip(max_norm)
-        parameters = [p for p in self.module.parameters() if p.grad is not None]
-        norm = nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
-        nn.utils.clip_grads_with_norm_(parameters, max_norm, norm)
-        return norm
+        return nn.utils.clip_grad_norm_(self.module.parameters(), max_norm)
 
     def settle(self) -> None:
         """Make every rank's model whole and equal, weights and buffers, until the next step. Every rank calls it."""

@@ -25,12 +25,11 @@ def load_model(model: nn.Module, state: Mapping[str, torch.Tensor]) -> None:
     """Copy them into the model. Raises UserError, before anything has changed, if one is missing or does not fit."""
     own = dict(model_state(model))
     for key, tensor in own.items():
-        if key not in state:
-            raise UserError(f"the state has no {key}, which the model has. Load it into the model that it is from.")
-        if state[key].shape != tensor.shape:
+        if key not in state or state[key].shape != tensor.shape:
+            has = f"one of the shape {tuple(state[key].shape)}" if key in state else "none"
             raise UserError(
-                f"{key} has the shape {tuple(state[key].shape)} in the state and {tuple(tensor.shape)} in the model. "
-                "Load it into the model that it is from."
+                f"the model has {key} of the shape {tuple(tensor.shape)}, and the state has {has}. Load it into the "
+                "model that it is from."
             )
     for key, tensor in own.items():
         tensor.copy_(state[key])

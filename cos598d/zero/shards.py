@@ -71,7 +71,7 @@ class Shards:
                     for piece, value in found.items():
                         unit.part_of(whole)[piece.place] = value
                     start_all_gather(sync, unit, whole, f"{kind} of {unit.name}", STATE)()
-                    yield from ((f"{kind}/{piece.name}", unit.view(whole, piece.number)) for piece in found)
+                    yield from ((f"{kind}/{piece.name}", piece.whole(whole)) for piece in found)
 
     def load(self, state: Mapping[str, torch.Tensor]) -> None:
         """Let this rank's optimizer remember its pieces of a whole state, and nothing else."""

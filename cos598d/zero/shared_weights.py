@@ -1,5 +1,6 @@
 """ZeRO stage 1 on one host: weights stored once, in memory that all ranks map; each steps its n-th of them in place."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -12,11 +13,12 @@ from cos598d.records.conventions import AGREEMENT
 from cos598d.sync.base import Named
 from cos598d.sync.options import BucketSizes
 from cos598d.sync.shared_memory import ranks_by_host, share
-from cos598d.zero.rows import Table, ZeroOfRows
+from cos598d.zero.rows import Table
+from cos598d.zero.sparse_zero1 import SparseZero1
 from cos598d.zero.unit import Unit
 
 
-class SharedWeights(ZeroOfRows):
+class SharedWeights(SparseZero1):
     """`zero1` for the ranks of one host: the weights are stored once, in memory that all ranks map.
 
     1. Units are as in `zero1`, each cut into n parts. Their weights are in shared memory, where every rank's model uses
@@ -40,6 +42,7 @@ class SharedWeights(ZeroOfRows):
     """
 
     options_kind = BucketSizes
+    most_mb, cuts_tables = math.inf, True
 
     def attach(self, model: nn.Module) -> Callable:
         hosts = ranks_by_host(self)

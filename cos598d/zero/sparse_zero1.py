@@ -1,17 +1,25 @@
 """ZeRO stage 1 between hosts: of large embeddings only the looked-up rows of gradients are sent, and no weights."""
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
+from cos598d.errors import UserError
 from cos598d.records.conventions import GRADIENTS
-from cos598d.zero.rows import Table, ZeroOfRows
+from cos598d.sync.base import Named
+from cos598d.sync.buckets import plan_buckets
+from cos598d.sync.sparse_rows import large_embeddings
+from cos598d.zero.rows import Table
 from cos598d.zero.unit import Unit
+from cos598d.zero.zero1 import Zero1
+
+LEAST_BYTES = 512 << 10  # of an embedding: a smaller one would save too little
 
 
-class SparseZero1(ZeroOfRows):
+class SparseZero1(Zero1):
     """`zero1` with replicated large embeddings, of whose gradients only rows are sent.
 
     1. An embedding of at least half a MiB that is only looked up has a sparse gradient: backward computes the rows of
@@ -30,8 +38,34 @@ class SparseZero1(ZeroOfRows):
     links, the more it saves.
     """
 
-    most_mb = 3.6  # MiniLM's layers have three units each, so the first is sent while the rest is computed
-    cuts_tables = False
+    most_mb = 3.6  # of a bucket: MiniLM's layers have three each, so the first is sent while the rest is computed
+    cuts_tables = False  # every rank has, and steps, whole embeddings
+
+    def attach(self, model: nn.Module) -> Callable:
+        for name, p in model.named_parameters():
+            if p.device.type != "cpu":
+                raise UserError(
+                    f"{type(self).__name__} needs tensors on CPUs, and {name} is on {p.device}. Choose zero1."
+                )
+        large = {p for p in large_embeddings(model, LEAST_BYTES) if p.is_contiguous()}
+        embeddings = [one for one in model.modules() if isinstance(one, nn.Embedding) and not one.scale_grad_by_freq]
+        self._embeddings = {one.weight: (one, one.sparse) for one in embeddings if one.weight in large}
+        for embedding, _ in self._embeddings.values():
+            embedding.sparse = True  # backward computes only the rows of the batch
+        return super().attach(model)
+
+    def plan(self, parameters: Sequence[Named]) -> list[list[Named]]:
+        tables = [[named] for named in reversed(parameters) if named[1] in self._embeddings]
+        dense = [named for named in parameters if named[1] not in self._embeddings]
+        most = min(self.options.bucket_mb, self.most_mb)
+        return plan_buckets(dense, most, self.options.first_bucket_mb) + tables
+
+    def make_bucket(self, name: str, group: Sequence[Named]) -> Any:
+        weight = group[0][1]
+        if weight not in self._embeddings:
+            return super().make_bucket(name, group)
+        rank, ranks = (self.rank, self.ranks) if self.cuts_tables else (0, 1)
+        return Table(name, group, rank, ranks, align=weight.shape[1])  # cut between rows
 
     def start_parts(self, unit: Unit) -> Any:
         return None if isinstance(unit, Table) else super().start_parts(unit)
@@ -61,3 +95,8 @@ class SparseZero1(ZeroOfRows):
 
     def average_part(self, unit: Unit) -> torch.Tensor:
         return unit.average_rows(self.ranks) if isinstance(unit, Table) else super().average_part(unit)
+
+    def detach(self) -> None:
+        for embedding, was_sparse in self._embeddings.values():
+            embedding.sparse = was_sparse
+        super().detach()

@@ -160,7 +160,6 @@ class Zero1(Bucketed):
 
     def load_whole(self, state: Mapping[str, torch.Tensor]) -> None:
         """Go on from a whole state. The model has its weights already."""
-        self.check_places()
         self.cut.load(state)
 
     def detach(self) -> None:
