@@ -179,8 +179,6 @@ def train(job: Job, evaluate: Callable[[], dict[str, Any] | None], control: "Att
             )
             seconds = clock.stop()
             at.stepped += has_stepped
-            if at.iteration == weighed:
-                record.memory["between_steps"] = held(model)
             check_finite([("the loss", torch.tensor(loss))], at.iteration, config.learning_rate)
             facts: dict[str, Any] = {"iteration": at.iteration, "loss": loss, "epoch": epoch, "learning_rate": rate}
             facts |= {"examples": len(batch), "spans_seconds": clock.spans}

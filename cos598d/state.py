@@ -53,7 +53,7 @@ def remember(optimizer: torch.optim.Optimizer, state: Mapping[torch.Tensor, Mapp
     """Let it remember copies of these of each parameter, by kind, on the devices where torch has them."""
     every = enumerate(p for group in optimizer.param_groups for p in group["params"])
     copies = {place: {kind: value.clone() for kind, value in state.get(p, {}).items()} for place, p in every}
-    optimizer.load_state_dict({**optimizer.state_dict(), "state": {place: of for place, of in copies.items() if of}})
+    optimizer.load_state_dict({**optimizer.state_dict(), "state": copies})
 
 
 def by_parameter(state: Mapping[str, torch.Tensor]) -> dict[str, dict[str, torch.Tensor]]:

@@ -12,7 +12,7 @@ from cos598d.errors import UserError
 from cos598d.records.conventions import AGREEMENT
 from cos598d.sync.base import Named
 from cos598d.sync.options import BucketSizes
-from cos598d.sync.shared_memory import ranks_by_host, share
+from cos598d.sync.shared_memory import need_one_host, share
 from cos598d.zero.rows import Table
 from cos598d.zero.sparse_zero1 import SparseZero1
 from cos598d.zero.unit import Unit
@@ -45,12 +45,7 @@ class SharedWeights(SparseZero1):
     most_mb, cuts_tables = math.inf, True
 
     def attach(self, model: nn.Module) -> Callable:
-        hosts = ranks_by_host(self)
-        if len(hosts) > 1:
-            raise UserError(
-                f"shared_weights needs all ranks on one host, and rank {hosts[1][0]} is on another host than rank 0. "
-                "Choose zero1 or sparse_zero1."
-            )
+        need_one_host(self, "zero1 or sparse_zero1")
         call = super().attach(model)
         self._versions = [p._version for _, p in self.parameters]
         return call

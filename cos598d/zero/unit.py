@@ -52,8 +52,7 @@ class Unit:
     def check(self) -> None:
         """Raise UserError if the script has given a parameter other memory, or has changed one that is freed."""
         places = self._nans if self.is_freed else self._places.values()
-        for own, piece in zip(places, self.views.values(), strict=True):
-            p = piece.parameter
+        for own, (p, piece) in zip(places, self.views.items(), strict=True):
             if p.data_ptr() != own.data_ptr() or (self.is_freed and not own.isnan()):
                 raise UserError(
                     f"{piece.name} was given other memory, as by p.data = values, or was changed while its weights "
