@@ -47,8 +47,7 @@ class Attempt(Stopping):
     def save(self, at: Position) -> None:
         """Save the training."""
         # The record's rows reach the disk before the checkpoint is complete: a resumed run continues after both.
-        gathered = self._job.record.write_last
-        self._checkpoints.save(self._model, self._scaler, at, gathered)
+        self._checkpoints.save(self._model, self._scaler, at, self._job.record.write_last)
         self._saved_at = at.iteration
 
 

@@ -142,7 +142,7 @@ FACTS: dict[str, Facts] = {
     ),
     "sparse_zero1": Facts(
         lambda j, r: passes(j, 2, j.S - j.E) + (j.n - 1) * j.v * j.E,
-        lambda j: 2 * (j.B + (j.E > 0)),
+        lambda j: 2 * j.B + (j.E > 0),
         lambda j: (j.S, j.S, j.state * (j.E + (j.S - j.E) / j.n), 0),
     ),
     "shared_weights": Facts(lambda j, r: 0, lambda j: 0, lambda j: (j.S / j.n, j.S, j.state * j.S / j.n, 0)),

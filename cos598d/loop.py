@@ -20,11 +20,10 @@ from cos598d.measure.record import RunRecord
 from cos598d.memory import held
 from cos598d.optimizers import make_optimizer
 from cos598d.parallel import Parallel, parallelize
-from cos598d.phases import Phases
 from cos598d.plan import Plan
 from cos598d.precision import autocast, step_scaled
 from cos598d.records.conventions import CHECKPOINT, LOSS, WARM_UP
-from cos598d.replicas import check_loss, check_replicas, check_weights
+from cos598d.replicas import check_finite, check_replicas
 from cos598d.terminal.console import Console
 
 if TYPE_CHECKING:
@@ -111,19 +110,16 @@ def train(job: Job, evaluate: Callable[[], dict[str, Any] | None], control: "Att
         ledger=ranks.ledger,
         **job.sync_options,
     )
-    phase = model.phase = Phases(clock)
+    phase = model.phase = clock.phase
     # On for fp16: all ranks skip the same steps, whatever part of the gradient they have.
     scaler = ShardedGradScaler(ranks.device.type, enabled=config.precision == "fp16")
     job.model.train()
     at = control.begin(plan, model, scaler)  # the start, or where an earlier attempt of this run was saved
     weighed = min(at.iteration + WARM_UP, plan.steps)
-    tokens = 0
 
     def load(micro_batch: MicroBatch) -> dict[str, torch.Tensor]:
         """A micro-batch's inputs, on the device."""
-        nonlocal tokens
         inputs = examples.collate(micro_batch.indices, (config.seed, plan.epoch_of(at.iteration)))
-        tokens += inputs["input_ids"].numel() if "input_ids" in inputs else 0
         return {name: tensor.to(ranks.device) for name, tensor in inputs.items()}
 
     def weigh(*_: Any) -> None:
@@ -141,15 +137,15 @@ def train(job: Job, evaluate: Callable[[], dict[str, Any] | None], control: "Att
         record.pause_training()
         if model.sync.replicas_equal:  # else the ranks hold different weights on purpose
             check_replicas(ranks, [*job.model.named_parameters(), *job.model.named_buffers()], at.iteration)
-        check_weights(job.model.named_parameters(), at.iteration, config.learning_rate)
+        check_finite(job.model.named_parameters(), at.iteration, config.learning_rate)
         found, epoch = evaluate(), plan.epoch_of(at.iteration)
         if found is None:
             control.count([sum(votes) for votes in zip(*ranks.exchange(control.votes()), strict=True)])
             return
         at.evaluated = at.iteration
         if plan.ends_epoch(at.iteration) or control.is_over:
-            cut = {"is_cut": True} if at.epoch_iterations < plan.epoch_steps else {}
-            record.epoch({"epoch": epoch} | cut | at.end_epoch(plan.share(at.iteration)) | found)
+            cut = {"is_cut": True} if at.iteration % plan.epoch_steps else {}
+            record.epoch({"epoch": epoch} | cut | found)
             console.epoch(record.epochs[-1])
         else:
             record.evaluation({"iteration": at.iteration, "epoch": epoch} | found)
@@ -177,18 +173,14 @@ def train(job: Job, evaluate: Callable[[], dict[str, Any] | None], control: "Att
             with phase("data"):
                 parts = config.gradient_accumulation_steps
                 micro_batches = sampler.micro_batches(batch, ranks.rank, ranks.world_size, parts)
-            tokens = 0
             has_stepped, (loss, *votes) = step(
                 model, micro_batches, load, config.max_grad_norm, scaler, config.precision, control.votes
             )
             seconds = clock.stop()
             at.stepped += has_stepped
-            if at.iteration == weighed:
-                record.memory["between_steps"] = held(model)
-            check_loss(loss, at.iteration, config.learning_rate)
-            at.add(loss, plan.share(at.iteration))
+            check_finite([("the loss", torch.tensor(loss))], at.iteration, config.learning_rate)
             facts: dict[str, Any] = {"iteration": at.iteration, "loss": loss, "epoch": epoch, "learning_rate": rate}
-            facts |= {"examples": len(batch), "spans_seconds": clock.spans, "tokens_padded": tokens or None}
+            facts |= {"examples": len(batch), "spans_seconds": clock.spans}
             record.iteration(facts, seconds, clock.phases, examples.counts(batch))
             progress(at.iteration, loss, seconds, len(batch))
             if config.check_replicas and at.iteration % config.check_replicas == 0 and model.sync.replicas_equal:

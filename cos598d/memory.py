@@ -1,5 +1,6 @@
 """The bytes that a rank holds, counted from its tensors: by category, each storage once."""
 
+import gc
 from collections import deque
 from collections.abc import Iterator
 from typing import Any
@@ -8,6 +9,9 @@ import torch
 from torch import nn
 
 from cos598d.parallel import Parallel
+from cos598d.zero.unread import Unread
+
+CONTAINERS = dict | list | tuple | set | deque
 
 
 def held(parallel: Parallel) -> dict[str, int]:
@@ -29,23 +33,15 @@ def held(parallel: Parallel) -> dict[str, int]:
 
 def _sizes(thing: Any, seen: set[int]) -> Iterator[int]:
     """The bytes of each storage in tensors, lists, mappings and our own objects, but not in modules."""
+    if isinstance(thing, torch.Tensor) and thing.layout == torch.sparse_coo:
+        thing = [thing._indices(), thing._values()]
     if isinstance(thing, torch.Tensor):
-        parts = [thing._indices(), thing._values()] if thing.layout == torch.sparse_coo else [thing]
-        for part in parts:
-            try:
-                storage = getattr(part, "_local_tensor", part).untyped_storage()
-                place, size = storage.data_ptr(), storage.nbytes()
-            except (RuntimeError, NotImplementedError):  # a gradient that refuses to be read has no memory
-                continue
-            if place not in seen:
-                yield size
-            seen.add(place)
+        storage = getattr(thing, "_local_tensor", thing).untyped_storage()
+        if not isinstance(thing, Unread) and storage.data_ptr() not in seen:  # it stands for what has no memory
+            seen.add(storage.data_ptr())
+            yield storage.nbytes()
     elif id(thing) not in seen:
         seen.add(id(thing))
-        if type(thing).__module__.startswith("cos598d.") and not isinstance(thing, nn.Module | type):
-            thing = getattr(thing, "__dict__", {})
-        if isinstance(thing, dict):
-            thing = [*thing.keys(), *thing.values()]
-        if isinstance(thing, list | tuple | set | deque):
-            for inside in thing:
-                yield from _sizes(inside, seen)
+        is_ours = type(thing).__module__.startswith("cos598d.") and not isinstance(thing, nn.Module | type)
+        for inside in gc.get_referents(thing) if is_ours or isinstance(thing, CONTAINERS) else ():
+            yield from _sizes(inside, seen)

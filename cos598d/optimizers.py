@@ -1,6 +1,5 @@
 """The optimizers of a run, their flags, and the learning rate's schedule."""
 
-import importlib
 import math
 import re
 from collections.abc import Callable
@@ -42,11 +41,6 @@ class OptimizerFlags:
         group=TRAINING,
         choices=tuple(SCHEDULERS),
     )
-
-
-def load_compiler() -> None:
-    """Import torch's compiler, which torch imports with the first optimizer. It takes a second."""
-    importlib.import_module("torch._dynamo")
 
 
 def make_optimizer(model: nn.Module, flags: OptimizerFlags, precision: str = "fp32") -> torch.optim.Optimizer:

@@ -1,7 +1,6 @@
 """The one door: a model and an optimizer that all ranks train together. The trainer calls it as any script does."""
 
 import contextlib
-import os
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -11,7 +10,6 @@ from torch import nn
 from torch.autograd.graph import get_gradient_edge
 from torch.utils import _pytree as pytree
 
-from cos598d.comm.group import open_group
 from cos598d.comm.ledger import Ledger
 from cos598d.errors import UsageError, UserError
 from cos598d.state import load_model, load_optimizer, model_state, optimizer_state
@@ -34,12 +32,13 @@ def parallelize(
 
     make_optimizer: called once with the model's parameters; it may make groups of them. sync: a registered name
     (`bucketed`, `ring`, `zero3`, ...), FILE.py:CLASS, or a class. group: the ranks that train; torch's default group if
-    None, and without one this process alone. ledger: what names the calls; `with ledger:` records them. options: those
-    of the sync, such as `bucket_mb` (`sync/options.py`).
+    None. ledger: what names the calls; `with ledger:` records them. options: those of the sync, such as `bucket_mb`
+    (`sync/options.py`).
 
-    Under syncs that shard, the optimizer steps this rank's parts of the parameters, so it must treat every element by
-    itself, as SGD and AdamW do. Raises UserError for a sync or an option that does not exist or does not fit, and where
-    the ranks' models differ.
+    Under syncs that shard, the optimizer steps this rank's parts of the parameters. So it must treat every element by
+    itself, as SGD and AdamW do.
+
+    Raises UserError for a sync or an option that does not exist or does not fit, and where the ranks' models differ.
     """
     made = make_sync(sync, group, ledger, **options)
     parallel = Parallel(model, made, make_optimizer(list(model.parameters())))
@@ -59,14 +58,17 @@ def data_parallel(
     made = make_sync(sync, **options)
     if made.shards or type(made).after_step is not GradientSync.after_step:
         raise UsageError(
-            f"{_name_of(sync)} acts in the optimizer's step, which data_parallel does not see. Call "
+            f"{getattr(sync, '__name__', sync)} acts in the optimizer's step, which data_parallel does not see. Call "
             "parallelize(model, make_optimizer, sync), or choose another sync."
         )
     return Parallel(model, made)
 
 
 class Parallel(nn.Module):
-    """A replica. When `backward()` returns, every .grad is the average over the ranks, as with torch's DDP.
+    """A replica of the model. When `backward()` returns, the ranks have averaged their gradients, as with torch's DDP.
+
+    Every .grad is the average then. Under syncs that shard, each rank has only its part of it, and .grad refuses to be
+    read: clip by `clip_grad_norm_`, which knows the whole norm.
 
     1. Made on every rank at once, it sends rank 0's parameters and buffers to all (the sync's `attach`).
     2. The output of `forward` has a hook. When backward reaches it, autograd is asked to call back at backward's end.
@@ -77,8 +79,7 @@ class Parallel(nn.Module):
     As with DDP, a backward whose forward was inside `no_sync` only adds to this rank's gradients. A second backward
     before the optimizer's step averages again, and torch.autograd.grad() averages nothing. A backward must reach at
     least one parameter on every rank, or none on any. Two of these modules in one backward need a process group each if
-    a rank may leave parameters unused. Under syncs that shard, a rank has only its part of the average: clip by
-    `clip_grad_norm_`, which knows the whole norm.
+    a rank may leave parameters unused.
 
     `module` is the model itself, under whose plain names `state_dict` and `load_state_dict` work. `phase("sync")` is
     the context of the sync's own work, for whoever times it.
@@ -99,12 +100,7 @@ class Parallel(nn.Module):
         self.__dict__["_call"] = sync.attach(module)  # no child of this module, whatever it is
         self.optimizer: Any = None if optimizer is None else sync.take_optimizer(optimizer)
         sync.optimizer = self.optimizer
-        self._given = [
-            (owner._parameters, key, p, p.shape, p.dtype, p.requires_grad)
-            for owner in module.modules()
-            for key, p in owner._parameters.items()
-            if p is not None
-        ]
+        self._trained = {p for p in module.parameters() if p.requires_grad}
         # Kept, because torch keeps neither the nodes nor their hooks.
         self._nodes = [get_gradient_edge(p).node for _, p in sync.parameters]
         hooked = zip(self._nodes, sync.parameters, strict=True)
@@ -145,10 +141,7 @@ class Parallel(nn.Module):
         """Scale the averaged gradient down to this L2 norm at most. Return the norm that it had, over all ranks."""
         if self._shards:
             return self._shards.clip(max_norm)
-        parameters = [p for p in self.module.parameters() if p.grad is not None]
-        norm = nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
-        nn.utils.clip_grads_with_norm_(parameters, max_norm, norm)
-        return norm
+        return nn.utils.clip_grad_norm_(self.module.parameters(), max_norm)
 
     def settle(self) -> None:
         """Make every rank's model whole and equal, weights and buffers, until the next step. Every rank calls it."""
@@ -189,15 +182,9 @@ class Parallel(nn.Module):
             hook.remove()
         self.settle()
         self.sync.detach()
-        self._hooks, self._nodes, self._given = [], [], []
+        self._hooks, self._nodes = [], []
         self.__dict__["_call"] = self.module
         return self.module
-
-    def __deepcopy__(self, memo: dict) -> "Parallel":
-        raise UserError(
-            "a wrapped model cannot be copied, since a copy has no ranks to train with. Copy the model itself: "
-            "copy.deepcopy(wrapped.module)."
-        )
 
     def _check(self) -> None:
         """Raise UserError if a step cannot begin."""
@@ -206,12 +193,11 @@ class Parallel(nn.Module):
                 "this rank's last backward ended in an exception after it had sent gradients, and the other ranks may "
                 "wait for the rest of them. End the program on every rank, and fix the exception."
             )
-        for parameters, key, p, shape, dtype, trained in self._given:
-            now = parameters.get(key)
-            if now is not p or p.shape != shape or p.dtype != dtype or p.requires_grad > trained:
+        for name, p in self.module.named_parameters():
+            if p.requires_grad and p not in self._trained:
                 raise UserError(
-                    f"a parameter called {key} is not the one that was wrapped, has another shape or dtype, or trains "
-                    "although it was frozen. Change the model before it is wrapped, or detach() and wrap it again."
+                    f"{name} was frozen when the model was wrapped, or is not the parameter that was there. Change the "
+                    "model before it is wrapped, or detach() and wrap it again."
                 )
 
     def _ask(self, *_: Any) -> None:
@@ -245,23 +231,14 @@ def make_sync(
     ledger: Ledger | None = None,
     **options: Any,
 ) -> GradientSync:
-    """The sync of that name or class, over `group`, with these options. A script without a group gets one of one rank.
+    """The sync of that name or class, over `group`, with these options.
 
     Raises UsageError for a sync or an option that does not exist.
     """
     kind = get_sync(sync) if isinstance(sync, str) else sync
     for word in options:
         if word not in kind.takes:
-            raise UsageError(f"{word} has no effect with {_name_of(sync)}. Leave it out{or_choose(word)}.")
-    if not dist.is_initialized():
-        if int(os.environ.get("WORLD_SIZE", "1")) > 1:
             raise UsageError(
-                "no process group is open. Call torch.distributed.init_process_group('gloo') before the model is "
-                "wrapped."
+                f"{word} has no effect with {getattr(sync, '__name__', sync)}. Leave it out{or_choose(word)}."
             )
-        open_group(None)
     return kind(ledger or Ledger(), Options(**options), group)
-
-
-def _name_of(sync: str | type[GradientSync]) -> str:
-    return sync if isinstance(sync, str) else sync.__name__

@@ -19,29 +19,11 @@ class Position:
     iteration: the number of steps so far.
     stepped: the number of steps that fp16 did not skip; the learning rate follows these.
     evaluated: the iteration after which the last evaluation ran; 0 before the first.
-    epoch_iterations, epoch_loss: iterations of the epoch that is not recorded yet, and the sum of their losses, each
-        times its share of a full batch.
     """
 
     iteration: int = 0
     stepped: int = 0
     evaluated: int = 0
-    epoch_iterations: int = 0
-    epoch_loss: float = 0.0
-
-    def add(self, loss: float, share: float) -> None:
-        """Count a step whose global batch had this mean loss and this share of a full batch's examples."""
-        self.epoch_iterations += 1
-        self.epoch_loss += loss * share
-
-    def end_epoch(self, last_share: float) -> dict[str, float]:
-        """End the epoch. Return its number of iterations and its examples' mean loss.
-
-        last_share: the last iteration's share of a full batch's examples; the other batches were full.
-        """
-        iterations, loss = self.epoch_iterations, self.epoch_loss
-        self.epoch_iterations, self.epoch_loss = 0, 0.0
-        return {"iterations": iterations, "loss": loss / (iterations - 1 + last_share)}
 
 
 class Plan:
@@ -65,11 +47,6 @@ class Plan:
     def epoch_of(self, iteration: int) -> int:
         """The epoch that an iteration belongs to."""
         return (iteration - 1) // self.epoch_steps + 1
-
-    def share(self, iteration: int) -> float:
-        """The iteration's share of a full batch's examples: 1, except in the last iteration of an epoch."""
-        left = self._examples - (iteration - 1) % self.epoch_steps * self.batch_size
-        return min(left, self.batch_size) / self.batch_size
 
     def ends_epoch(self, iteration: int) -> bool:
         """Whether the iteration is the last of its epoch."""

@@ -1,8 +1,6 @@
 """The dtypes in which a model computes: torch's autocast, and torch's gradient scaler for fp16."""
 
-import re
 from contextlib import AbstractContextManager
-from pathlib import Path
 
 import torch
 from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
@@ -11,10 +9,10 @@ from cos598d.errors import UserError
 from cos598d.records.conventions import PRECISIONS
 
 DTYPES = dict(zip(PRECISIONS, (None, torch.bfloat16, torch.float16), strict=True))
-# A processor's own words, in /proc/cpuinfo, for products in 16 bits.
+# torch's words for a processor's instructions for products in 16 bits.
 INSTRUCTIONS = {
-    "bf16": r"\b(avx512_bf16|amx_bf16|avx_ne_convert|bf16)\b",
-    "fp16": r"\b(avx512_fp16|amx_fp16|asimdhp)\b",
+    "bf16": ("avx512_bf16", "amx_bf16", "avx_ne_convert", "bf16"),
+    "fp16": ("avx512_fp16", "amx_fp16", "fp16_arith"),
 }
 
 
@@ -42,12 +40,9 @@ def step_scaled(scaler: ShardedGradScaler, optimizer: torch.optim.Optimizer, ite
 
 
 def slow_on_this_processor(precision: str, device: torch.device) -> str:
-    """A warning if this processor has no instructions for the 16 bits of `precision`; "" if it has, or does not say."""
-    told = Path("/proc/cpuinfo")
-    if device.type != "cpu" or precision not in INSTRUCTIONS or not told.exists():
-        return ""
-    words = re.search(r"^(flags|Features)\s*:.*$", told.read_text(), re.MULTILINE)
-    if not words or re.search(INSTRUCTIONS[precision], words[0]):
+    """A warning if this processor has no instructions for the 16 bits of `precision`; "" if it has."""
+    has = torch.cpu.get_capabilities()
+    if device.type != "cpu" or precision not in INSTRUCTIONS or any(has.get(word) for word in INSTRUCTIONS[precision]):
         return ""
     return (
         f"this processor has no instructions for {precision}, so --precision {precision} may be slower here than fp32. "

@@ -1,7 +1,6 @@
 """Do all replicas hold the same model? They compare digests, so equal replicas send only a line of text."""
 
 import hashlib
-import math
 from collections.abc import Iterable
 
 import torch
@@ -38,22 +37,13 @@ def check_replicas(ranks: Ranks, tensors: Iterable[tuple[str, torch.Tensor]], it
                 )
 
 
-def check_loss(loss: float, iteration: int, learning_rate: float) -> None:
-    """Raise UserError for a loss that is not a finite number."""
-    if not math.isfinite(loss):
-        raise UserError(
-            f"the loss of iteration {iteration} is {loss}, not a finite number. Lower --learning_rate "
-            f"{learning_rate:g} or check the weights."
-        )
-
-
-def check_weights(tensors: Iterable[tuple[str, torch.Tensor]], iteration: int, learning_rate: float) -> None:
-    """Raise UserError if some weights are not finite numbers."""
+def check_finite(tensors: Iterable[tuple[str, torch.Tensor]], iteration: int, learning_rate: float) -> None:
+    """Raise UserError if one of these, such as the loss or a weight, has a value that is not a finite number."""
     for name, tensor in tensors:
         if not torch.isfinite(tensor.detach()).all():
             raise UserError(
-                f"{name} has values that are not finite numbers after iteration {iteration}. Lower --learning_rate "
-                f"{learning_rate:g}."
+                f"{name} has a value that is not a finite number after iteration {iteration}. Lower --learning_rate "
+                f"{learning_rate:g}, or check the weights."
             )
 
 

@@ -5,7 +5,6 @@ KIND/NAME      what the optimizer remembers of a parameter, such as exp_avg/NAME
 """
 
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 import torch
 from torch import nn
@@ -26,12 +25,11 @@ def load_model(model: nn.Module, state: Mapping[str, torch.Tensor]) -> None:
     """Copy them into the model. Raises UserError, before anything has changed, if one is missing or does not fit."""
     own = dict(model_state(model))
     for key, tensor in own.items():
-        if key not in state:
-            raise UserError(f"the state has no {key}, which the model has. Load it into the model that it is from.")
-        if state[key].shape != tensor.shape:
+        if key not in state or state[key].shape != tensor.shape:
+            has = f"one of the shape {tuple(state[key].shape)}" if key in state else "none"
             raise UserError(
-                f"{key} has the shape {tuple(state[key].shape)} in the state and {tuple(tensor.shape)} in the model. "
-                "Load it into the model that it is from."
+                f"the model has {key} of the shape {tuple(tensor.shape)}, and the state has {has}. Load it into the "
+                "model that it is from."
             )
     for key, tensor in own.items():
         tensor.copy_(state[key])
@@ -47,13 +45,15 @@ def optimizer_state(optimizer: torch.optim.Optimizer, model: nn.Module) -> Itera
 
 def load_optimizer(optimizer: torch.optim.Optimizer, model: nn.Module, state: Mapping[str, torch.Tensor]) -> None:
     """Let it remember copies of what `optimizer_state` gave, and nothing else."""
-    optimizer.state.clear()
-    of_parameter = by_parameter(state)
-    numbers = numbers_of(of_parameter)
-    for name, p in model.named_parameters():
-        for kind, value in of_parameter.get(name, {}).items():
-            device = number_device(optimizer, p) if kind in numbers else p.device
-            optimizer.state[p][kind] = value.to(device, copy=True)
+    found = by_parameter(state)
+    remember(optimizer, {p: found.get(name, {}) for name, p in model.named_parameters()})
+
+
+def remember(optimizer: torch.optim.Optimizer, state: Mapping[torch.Tensor, Mapping[str, torch.Tensor]]) -> None:
+    """Let it remember copies of these of each parameter, by kind, on the devices where torch has them."""
+    every = enumerate(p for group in optimizer.param_groups for p in group["params"])
+    copies = {place: {kind: value.clone() for kind, value in state.get(p, {}).items()} for place, p in every}
+    optimizer.load_state_dict({**optimizer.state_dict(), "state": copies})
 
 
 def by_parameter(state: Mapping[str, torch.Tensor]) -> dict[str, dict[str, torch.Tensor]]:
@@ -64,15 +64,3 @@ def by_parameter(state: Mapping[str, torch.Tensor]) -> dict[str, dict[str, torch
         if kind not in OF_MODEL:
             found.setdefault(name, {})[kind] = value
     return found
-
-
-def numbers_of(of_parameter: Mapping[str, Mapping[str, torch.Tensor]]) -> set[str]:
-    """The kinds that are one number of each parameter, whatever its shape."""
-    every = [item for kinds in of_parameter.values() for item in kinds.items()]
-    return {kind for kind, _ in every} - {kind for kind, value in every if value.dim()}
-
-
-def number_device(optimizer: torch.optim.Optimizer, p: nn.Parameter) -> Any:
-    """Where the optimizer counts a parameter's steps: next to it if one kernel steps it, else in the host's memory."""
-    options = optimizer.defaults
-    return p.device if options.get("fused") or options.get("capturable") else "cpu"

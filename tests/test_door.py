@@ -1,12 +1,9 @@
 """The door in a script: as torch's DDP, or one sentence."""
 
 import contextlib
-import copy
 import gc
-import os
 import re
 import weakref
-from unittest.mock import patch
 
 import pytest
 import torch
@@ -413,20 +410,17 @@ def _refusals():
     found, model = {}, net()
     wrapped, _ = parallelize(model, lambda parameters: torch.optim.SGD(parameters, lr=0.1), "bucketed")
     inputs, _ = batch()
-    found["cannot be copied"] = said(copy.deepcopy, wrapped)
     replaced = net()
     other = data_parallel(replaced)
     replaced[0].weight = nn.Parameter(torch.ones(16, 8).double())
-    found["is not the one that was wrapped"] = said(other, inputs)
+    found["0.weight was frozen when the model was wrapped, or is not"] = said(other, inputs)
     with torch.no_grad():  # an evaluation with other weights is no step
         found[""] = said(other, inputs)
-    model[2].weight.data = torch.ones(3, 17).double()
-    found["has another shape"] = said(wrapped, inputs)
     frozen = net()
     frozen[0].requires_grad_(False)
     wrapped = data_parallel(frozen)
     frozen[0].requires_grad_(True)
-    found["trains although it was frozen"] = said(wrapped, inputs)
+    found["0.weight was frozen"] = said(wrapped, inputs)
     wrapped = data_parallel(net(), find_unused_parameters=False)
     wrapped.module[2].bias.requires_grad_(False)
     found["2.bias got no gradient"] = said(wrapped(inputs).sum().backward)
@@ -444,18 +438,6 @@ def test_refusals(ranks):
         for words, sentence in found.items():
             assert re.search(re.escape(words), sentence), (words, sentence)
             assert sentence == "" if words == "" else sentence.endswith(".")
-
-
-def test_a_script_without_a_group():
-    with patch.dict(os.environ, {"WORLD_SIZE": "2"}), pytest.raises(UserError, match="no process group is open"):
-        data_parallel(net())
-    with patch.dict(os.environ, {"WORLD_SIZE": "1"}):
-        wrapped = data_parallel(net())
-    try:
-        wrapped(torch.ones(1, 8).double()).sum().backward()
-        assert wrapped.module[0].weight.grad is not None
-    finally:
-        dist.destroy_process_group()
 
 
 # The end

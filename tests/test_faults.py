@@ -168,7 +168,7 @@ def test_a_loss_that_is_not_finite_stops_every_rank_at_the_same_iteration(start_
 
 def test_weights_that_are_not_finite_are_not_saved(run_here, tmp_path):
     words = [*TINY, "--max_steps", 1, "--learning_rate", "1e38", "--output_dir", "out"]
-    is_in_a_sentence(*run_here(TASK2B, words), "has values that are not finite numbers after iteration 1")
+    is_in_a_sentence(*run_here(TASK2B, words), "has a value that is not a finite number after iteration 1")
     assert "summary.json" not in left_in(tmp_path / "out")
     assert [row["iteration"] for row in rows_of(tmp_path / "out" / "iterations.rank0.jsonl")] == [1]
 

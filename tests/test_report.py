@@ -103,9 +103,9 @@ def test_every_number_is_that_of_the_files(golden, name):
         counted = sum(summary["wire"]["bytes_sent_per_iteration"])
         predicted = sum(summary["wire"]["predicted_bytes_sent_per_iteration"])
         assert 100 * (counted / predicted - 1) == pytest.approx(float(own["Traffic"]["off, %"]), rel=1e-3)
-    held = max(summary["memory"]["between_steps"], key=lambda held: sum(held.values()))
+    held = max(summary["memory"]["peak"], key=lambda held: sum(held.values()))
     (head, *memory) = golden.tables["Memory"][0]
-    (row,) = (dict(zip(head, row, strict=True)) for row in memory if row[:2] == [name, "after a step"])
+    (row,) = (dict(zip(head, row, strict=True)) for row in memory if row[0] == name)
     assert {key: value / 1e6 for key, value in held.items()} == {key: near(row[key]) for key in held}
     (head, *epochs) = golden.tables["Epochs"][0]
     shown = [dict(zip(head, row, strict=True)) for row in epochs if row[0] == name]

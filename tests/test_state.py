@@ -101,10 +101,10 @@ def wrong_states(rank, ranks):
     for sync in ("bucketed", "zero3"):
         model, _ = parallelize(make_model(SINGLE, rank), adamw, sync, **options_of(sync))
         state = {key: value.clone() for key, value in model.state()}
-        with pytest.raises(UserError, match=r"scale has the shape \(2,\) in the state and \(\) in the model"):
+        with pytest.raises(UserError, match=r"scale of the shape \(\), and the state has one of the shape \(2,\)"):
             model.load_state(state | {"weights/scale": torch.ones(2)})
         del state["weights/table.weight"]
-        with pytest.raises(UserError, match="the state has no weights/table.weight"):
+        with pytest.raises(UserError, match=r"weights/table.weight of the shape .*, and the state has none"):
             model.load_state(state)
         model.detach()
 

@@ -48,6 +48,21 @@ def _first_part_to_all(right):
     return start
 
 
+def _times(factor):
+    def average_part(right):
+        return lambda sync, unit: right(sync, unit) * factor(sync.ranks)
+
+    return average_part
+
+
+def _of_this_rank(right):
+    def clip(sync, max_norm):
+        with patch.object(zero1.dist, "all_reduce", lambda *_, **__: None):
+            return right(sync, max_norm)
+
+    return clip
+
+
 def _to_neighbour(right):
     return lambda tensor, to, *rest: right(tensor.flip(0), to, *rest)
 
@@ -62,15 +77,13 @@ def _dropping(right):
 
 # A fault of the algorithm, and what it is planted in. Each has to change the weights.
 MUTANTS = {
-    "the sum is not divided": (zero1, "average_of", lambda right: lambda parts, out: right(parts, out) * len(parts)),
-    "it is divided by one rank less": (
-        zero1, "average_of", lambda right: lambda parts, out: right(parts, out) * len(parts) / max(1, len(parts) - 1),
-    ),
-    "a part is not sent": (zero1, "start_reduce_scatter", _without_last_part),
+    "the sum is not divided": (zero1.Zero1, "average_part", _times(lambda ranks: ranks)),
+    "it is divided by one rank less": (zero1.Zero1, "average_part", _times(lambda ranks: ranks / (ranks - 1))),
+    "a part is not sent": (zero1.Zero1, "start_parts", _without_last_part),
     "the weights are not gathered": (zero1, "start_all_gather", lambda right: lambda *_: lambda: None),
-    "the first rank's part is everyone's": (zero1, "start_reduce_scatter", _first_part_to_all),
+    "the first rank's part is everyone's": (zero1.Zero1, "start_parts", _first_part_to_all),
     "a part lands in its neighbour's place": (collectives.dist, "isend", _to_neighbour),
-    "the norm is only this rank's": (zero1.Zero1, "sum_over_ranks", lambda right: lambda self, squares: squares),
+    "the norm is only this rank's": (zero1.Zero1, "clip", _of_this_rank),
     "what was added in no_sync is lost": (unit.Piece, "make_room", _dropping),
 }  # fmt: skip
 CLIP = {"the norm is only this rank's": 0.05}  # elsewhere a clip would hide a wrong divisor

@@ -1,6 +1,7 @@
 """`cos598d train`, and the tasks' scripts: one rank of a run, or the launcher of local ranks."""
 
 import argparse
+import importlib
 import os
 from collections.abc import Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -18,7 +19,6 @@ from cos598d.config import RunConfig, config_from
 from cos598d.data import get_task
 from cos598d.errors import UsageError
 from cos598d.inputs import find, load_for_all
-from cos598d.optimizers import load_compiler
 from cos598d.run import run as run_rank
 from cos598d.terminal.printable import printable
 from cos598d.world.launch import may_fork
@@ -82,7 +82,9 @@ def run(options: argparse.Namespace) -> int:
             os.environ["TOKENIZERS_PARALLELISM"] = "false"
             with ThreadPoolExecutor(1) as other:
                 if config.do_train:
-                    other.submit(load_compiler)  # once for all ranks, while texts are encoded without Python's lock
+                    # torch's compiler, which its first optimizer needs: once for all ranks, while texts are encoded
+                    # without Python's lock. It takes a second.
+                    other.submit(importlib.import_module, "torch._dynamo")
                 found = load_for_all(config, find(config))
             wait(may_fork, seconds=1.0)  # a thread that has ended is gone a moment later
     return on_ranks(ranks, partial(run_rank, config, inputs=found))

@@ -82,6 +82,8 @@ class IterationClock:
         self.began: Timestamp = None
         self.started = self.stopped = 0.0
         self._stretches: list[tuple[str, Timestamp, Timestamp]] = []
+        self._open: list[str] = []  # the phases that have begun, the innermost last
+        self._since: Timestamp = None  # when the innermost went on
         self._before = 0  # how many of them are from before the iteration
 
     def start(self) -> None:
@@ -94,10 +96,24 @@ class IterationClock:
 
     @contextlib.contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """A context whose time counts for phase `name`, one of PHASES."""
-        began = self._time.now()
-        yield
-        self._stretches.append((name, began, self._time.now()))
+        """A context whose time counts for phase `name`, one of PHASES, except that of phases inside.
+
+        The sync's phase lies inside backward, and inside the optimizer's step: the door begins it there.
+        """
+        self._interrupt()
+        self._open.append(name)
+        try:
+            yield
+        finally:
+            self._interrupt()
+            self._open.pop()
+
+    def _interrupt(self) -> None:
+        """Count what the innermost phase has taken since it went on."""
+        now = self._time.now()
+        if self._open:
+            self._stretches.append((self._open[-1], self._since, now))
+        self._since = now
 
     def stop(self) -> float:
         """Seconds since the iteration began, including the time between its phases; plus those of phases before it."""

@@ -7,7 +7,6 @@ import contextlib
 import time
 from collections.abc import Iterator, Mapping
 from datetime import datetime, timezone
-from itertools import chain
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -201,12 +200,11 @@ class RunRecord:
             self._sent.clear()
 
     def epoch(self, facts: Row) -> None:
-        """Add one epoch: its number, iterations, mean loss, metrics and seconds of evaluation. Training's are added."""
-        row = facts | {"last_iteration": self.iterations}
-        if facts["iterations"] and self.rank == 0:
-            done = self.epochs[-1]["last_iteration"] if self.epochs else 0
-            written = (row for row in read_rows(self._rows.path, Iteration) if row.iteration > done)
-            row |= {"training": figures.epoch_training(chain(written, [self._last] if self._last else []))}
+        """Add one epoch: its number, metrics and seconds of evaluation. What its iterations' rows tell is added."""
+        done = self.epochs[-1]["last_iteration"] if self.epochs else 0
+        written = (row for row in read_rows(self._rows.path, Iteration) if row.iteration > done)
+        row = figures.epoch_training([*written, *([self._last] if self._last else [])])
+        row = row | facts | {"last_iteration": self.iterations}
         self.epochs.append(row)
         self._show(EPOCHS, row)
 

@@ -108,18 +108,19 @@ def _purposes(ranks: Sequence[Mapping[str, Sequence[int]]]) -> dict[str, Any]:
 
 
 def epoch_training(rows: Iterable[Iteration]) -> dict[str, Any]:
-    """An epoch's examples, its seconds by its iterations' clocks and by wall time, both rates, and its tokens or
-    images, with their rate by wall time."""
-    clock, wall, examples = 0.0, 0.0, 0
+    """An epoch's iterations and its examples' mean loss. `training` has its examples, its seconds by its iterations'
+    clocks and by wall time, both rates, and its tokens or images, with their rate by wall time."""
+    clock, wall, examples, iterations, loss = 0.0, 0.0, 0, 0, 0.0
     counts: dict[str, int] = {}
     for row in rows:
         clock, wall = clock + row.seconds, wall + row.wall_seconds + row.wall_seconds_after
-        examples += row.examples
+        examples, iterations, loss = examples + row.examples, iterations + 1, loss + row.loss * row.examples
         for name in COUNTED:
             if (count := getattr(row, name)) is not None:
                 counts[name] = counts.get(name, 0) + count
     found = {"examples": examples, "clock_seconds": clock, "wall_seconds": wall, **_rates(examples, clock, wall)}
-    return found | counts | {f"{name}_per_second_wall": count / wall for name, count in counts.items() if wall}
+    found |= counts | {f"{name}_per_second_wall": count / wall for name, count in counts.items() if wall}
+    return {"iterations": iterations} | ({"loss": loss / examples, "training": found} if iterations else {})
 
 
 def epoch_traffic(ranks: Sequence[Mapping[str, Any]], epoch: int) -> dict[str, list[float | None]]:

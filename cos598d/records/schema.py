@@ -164,12 +164,11 @@ class Wire(Struct):
 
 
 class Memory(Struct):
-    """Bytes by rank: peaks of the process and its GPU, and tensors by category just before a step and after it."""
+    """Bytes by rank: peaks of the process and its GPU, and tensors by category just before a step (`peak`)."""
 
     process_peak_bytes: Annotated[list[Count], Meta(min_length=1)]
     gpu_peak_bytes: list[Count | None] = []
     peak: list[dict[str, Count]] = []
-    between_steps: list[dict[str, Count]] = []
 
 
 class ClassScore(Struct):

@@ -149,8 +149,8 @@ class GradientSync:
     def agree(self, has: list[bool]) -> list[bool]:
         """Whether any rank has what this one `has`, for each parameter: a small all-reduce.
 
-        With find_unused_parameters off, nothing is sent: raises UserError if this rank lacks one. zero2 and zero3 send
-        it always, with a second question.
+        With find_unused_parameters off, nothing is sent: raises UserError if this rank lacks one. zero2, zero3 and
+        sparse_zero1 send it always, with a second question.
         """
         if not self.options.find_unused_parameters:
             if not all(has):

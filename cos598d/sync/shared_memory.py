@@ -45,12 +45,7 @@ class SharedMemory(Bucketed):
                     f"shared_memory needs tensors in the host's memory, and {name} is on {p.device}. Choose ddp, or "
                     "keep the model on the CPU."
                 )
-        hosts = ranks_by_host(self)
-        if len(hosts) > 1:
-            raise UserError(
-                f"shared_memory needs all ranks on one host, and rank {hosts[1][0]} is on another host than rank 0. "
-                "Choose hierarchical."
-            )
+        need_one_host(self, "hierarchical")
         self._memory: dict[Bucket, torch.Tensor] = {}  # all ranks' segments, and the result, (n + 1, elements)
         return super().attach(model)
 
@@ -100,6 +95,16 @@ def ranks_by_host(sync: GradientSync) -> list[list[int]]:
     for rank, identity in enumerate(sync.exchange(network_identity("pid"))):
         groups.setdefault(identity, []).append(rank)
     return list(groups.values())
+
+
+def need_one_host(sync: GradientSync, instead: str) -> None:
+    """Raise UserError, the same on every rank, if the ranks are on several hosts. `instead`: the syncs to choose."""
+    hosts = ranks_by_host(sync)
+    if len(hosts) > 1:
+        raise UserError(
+            f"{type(sync).__name__} needs all ranks on one host, and rank {hosts[1][0]} is on another host than rank "
+            f"0. Choose {instead}."
+        )
 
 
 def share(sync: GradientSync, like: torch.Tensor, count: int) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""The two collectives that ZeRO is made of, on a flat tensor of n equal parts: reduce-scatter and all-gather."""
+"""An all-gather of a flat tensor of n equal parts, on CPUs without a copy."""
 
 from collections.abc import Callable
 from typing import Any
@@ -6,31 +6,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from cos598d.records.conventions import GRADIENTS, PARAMETERS
+from cos598d.records.conventions import PARAMETERS
 from cos598d.sync.base import GradientSync
 from cos598d.zero.unit import Unit
-
-
-def start_reduce_scatter(sync: GradientSync, unit: Unit) -> Any:
-    """Start to send part k of the unit's gradients to rank k. When the call is done, `unit.arriving` has the n part r.
-
-    An all-to-all: every rank sends and receives (n-1)/n S. gloo's own reduce-scatter would send twice as much.
-    """
-    if unit.arriving is None:
-        unit.arriving = unit.empty().view(unit.ranks, -1)
-    with sync.ledger.naming(unit.name, GRADIENTS):
-        return dist.all_to_all_single(unit.arriving.view(-1), unit.gradients, group=sync.group, async_op=True)
-
-
-def average_of(parts: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
-    """The average of the ranks' gradients, (n, length), summed in order of rank; put into `out` if it is given.
-
-    16-bit numbers are summed in 32 bits, so that their sum does not overflow where their average would not.
-    """
-    if parts.element_size() > 2:
-        return torch.mean(parts, dim=0, out=out)
-    average = parts.mean(dim=0, dtype=torch.float32)
-    return average.to(parts.dtype) if out is None else out.copy_(average)
 
 
 def start_all_gather(

@@ -1,6 +1,6 @@
 """`ShardedOptimizer`: the optimizer's state cut over the ranks, for gradients that are whole on every rank."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -34,10 +34,8 @@ class ShardedOptimizer(torch.optim.Optimizer):
         self._shards = Shards(units, self._own)
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """As torch's. Every rank calls it."""
-        with torch.enable_grad():
-            loss = None if closure is None else closure()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        """As torch's, without a closure. Every rank calls it."""
         for group, own in zip(self.param_groups, self._own.param_groups, strict=True):
             own.update({key: value for key, value in group.items() if key != "params"})
         for unit in self._shards.units:
@@ -48,7 +46,6 @@ class ShardedOptimizer(torch.optim.Optimizer):
         gathers = [start_all_gather(self._sync, unit, unit.weights, unit.name) for unit in self._shards.units]
         for arrive in gathers:
             arrive()
-        return loss
 
     def state_dict(self) -> dict[str, Any]:
         """What one optimizer of all parameters would give, whole, on every rank. Every rank calls it."""

@@ -7,12 +7,14 @@ from torch import nn
 
 from cos598d.errors import UserError
 from cos598d.records.conventions import STATE
-from cos598d.state import by_parameter, number_device, numbers_of
+from cos598d.state import by_parameter, remember
 from cos598d.sync.base import GradientSync
 from cos598d.zero.collectives import start_all_gather
 from cos598d.zero.unit import Piece, Unit
+from cos598d.zero.unread import Unread
 
 ELEMENTWISE = ("SGD", "Adam", "AdamW", "NAdam", "RAdam", "Adamax", "Adadelta", "RMSprop")  # of torch's optimizers
+NUMBERS = ("step", "mu_product")  # what these remember once per parameter, also of one that is a number itself
 
 
 class Shards:
@@ -42,10 +44,17 @@ class Shards:
             group["params"] = [self.piece_of[p].part if p in self.piece_of else p for p in group["params"]]
         optimizer.state.clear()
 
-    def take_gradients(self) -> list[Piece]:
-        """Use what the script has written into .grad. Return the pieces that have gradients."""
-        for piece in self.piece_of.values():
-            piece.take_own()
+    def averaged(self) -> list[Piece]:
+        """The pieces that have a gradient. Raises UserError for one that is not the average."""
+        for p, piece in self.piece_of.items():
+            if p.grad is None:  # the script has dropped it
+                piece.part.grad = None
+            elif not isinstance(p.grad, Unread):
+                raise UserError(
+                    f"{piece.name} has a gradient that is not averaged: the script's own, or that of a backward inside "
+                    "no_sync. End each step with a backward outside of no_sync, or choose a sync without shards, such "
+                    "as bucketed."
+                )
         return [piece for piece in self.piece_of.values() if piece.part.grad is not None]
 
     def whole_state(self, sync: GradientSync) -> Iterator[tuple[str, torch.Tensor]]:
@@ -62,16 +71,16 @@ class Shards:
                     for piece, value in found.items():
                         unit.part_of(whole)[piece.place] = value
                     start_all_gather(sync, unit, whole, f"{kind} of {unit.name}", STATE)()
-                    yield from ((f"{kind}/{piece.name}", unit.view(whole, piece.number)) for piece in found)
+                    yield from ((f"{kind}/{piece.name}", piece.whole(whole)) for piece in found)
 
     def load(self, state: Mapping[str, torch.Tensor]) -> None:
         """Let this rank's optimizer remember its pieces of a whole state, and nothing else."""
-        self.optimizer.state.clear()
-        of_parameter = by_parameter(state)
-        numbers = numbers_of(of_parameter)
-        for piece in self.piece_of.values():
-            for kind, value in of_parameter.get(piece.name, {}).items():
-                is_number = kind in numbers
-                device = number_device(self.optimizer, piece.part) if is_number else piece.part.device
-                own = value.to(device) if is_number else piece.of(value.to(device))
-                self.optimizer.state[piece.part][kind] = own.clone()
+        found = by_parameter(state)
+        pieces: dict[torch.Tensor, dict[str, torch.Tensor]] = {
+            piece.part: {
+                kind: value if kind in NUMBERS or value.dim() < p.dim() else piece.of(value)
+                for kind, value in found.get(piece.name, {}).items()
+            }
+            for p, piece in self.piece_of.items()
+        }
+        remember(self.optimizer, pieces)

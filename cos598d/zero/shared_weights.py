@@ -1,5 +1,6 @@
 """ZeRO stage 1 on one host: weights stored once, in memory that all ranks map; each steps its n-th of them in place."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -10,13 +11,13 @@ from torch import nn
 from cos598d.errors import UserError
 from cos598d.records.conventions import AGREEMENT
 from cos598d.sync.base import GradientSync, Named
-from cos598d.sync.shared_memory import ranks_by_host, share
-from cos598d.zero.collectives import average_of
-from cos598d.zero.rows import Rows, Table, ZeroOfRows
+from cos598d.sync.shared_memory import need_one_host, share
+from cos598d.zero.rows import Table
+from cos598d.zero.sparse_zero1 import SparseZero1
 from cos598d.zero.unit import Unit
 
 
-class SharedWeights(ZeroOfRows):
+class SharedWeights(SparseZero1):
     """`zero1` for the ranks of one host: the weights are stored once, in memory that all ranks map.
 
     1. Units are as in `zero1`, each cut into n parts. Their weights are in shared memory, where every rank's model uses
@@ -40,22 +41,13 @@ class SharedWeights(ZeroOfRows):
     """
 
     takes = (*GradientSync.takes, "bucket_mb", "first_bucket_mb")
+    most_mb, cuts_tables = math.inf, True
 
     def attach(self, model: nn.Module) -> Callable:
-        hosts = ranks_by_host(self)
-        if len(hosts) > 1:
-            raise UserError(
-                f"shared_weights needs all ranks on one host, and rank {hosts[1][0]} is on another host than rank 0. "
-                "Choose zero1 or sparse_zero1."
-            )
-        self._tables: dict[Unit, list[Rows]] = {}  # by rank, in its segment; a row's number is -1 if it is none
+        need_one_host(self, "zero1 or sparse_zero1")
         call = super().attach(model)
         self._versions = [p._version for _, p in self.parameters]
-        self._meet("wrapped")
         return call
-
-    def make_table(self, name: str, group: Sequence[Named]) -> Table:
-        return Table(name, group, self.rank, self.ranks, align=group[0][1].shape[1])  # cut between rows
 
     def make_bucket(self, name: str, group: Sequence[Named]) -> Any:
         unit, n, p = super().make_bucket(name, group), self.ranks, group[0][1]
@@ -66,7 +58,7 @@ class SharedWeights(ZeroOfRows):
         if isinstance(unit, Table):
             values = [segment.view(-1, p.shape[1]) for segment in segments]
             numbers = share(self, torch.empty(len(values[0]), dtype=torch.int64), n)
-            self._tables[unit] = list(zip(numbers, values, strict=True))
+            unit.every = list(zip(numbers, values, strict=True))
         return unit
 
     def check_places(self) -> None:
@@ -80,7 +72,7 @@ class SharedWeights(ZeroOfRows):
 
     def start_parts(self, unit: Unit) -> Any:
         if isinstance(unit, Table):
-            own = self._tables[unit][self.rank]
+            own = unit.every[self.rank]
             own[0].fill_(-1)
             for all_rows, rows in zip(own, unit.rows, strict=True):
                 all_rows[: len(rows)] = rows
@@ -88,8 +80,8 @@ class SharedWeights(ZeroOfRows):
 
     def average_part(self, unit: Unit) -> torch.Tensor:
         if isinstance(unit, Table):
-            return unit.average_of(self._tables[unit], self.ranks)
-        return average_of(unit.arriving)  # not into the rank's own segment, which is one of those that are read
+            return unit.average_rows(self.ranks)
+        return unit.arriving.sum(dim=0)  # not into the rank's own segment, which is one of those that are read
 
     def agree(self, has: list[bool]) -> list[bool]:
         for unit in self.buckets:
@@ -110,12 +102,6 @@ class SharedWeights(ZeroOfRows):
     def load_whole(self, state: Mapping[str, torch.Tensor]) -> None:
         self._versions = [p._version for _, p in self.parameters]
         super().load_whole(state)
-        self._meet("loaded a state")
-
-    def detach(self) -> None:
-        super().detach()
-        self._meet("detached")
-        self._tables = {}
 
     def _announce(self, done: str) -> Any:
         """Tell all ranks that this one has done something. Wait for it to know that all have."""

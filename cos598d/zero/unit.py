@@ -19,24 +19,24 @@ class Unit:
     handed out as a bucket is (`sync/buckets.py`).
 
     weights: the flat tensor, of which the parameters are views. part: rank r's n-th of it. views: this rank's piece of
-    each parameter. gradients: this rank's, in the same layout, while they are collected. call: brings all ranks'
-    gradients of part r, (n, length), into `arriving`. average: of part r. The last four are None where there are none.
+    each parameter. gradients: this rank's, divided by n, in the same layout, while they are collected. call: brings all
+    ranks' gradients of part r, (n, length), into `arriving`. average: their sum. The last four are None where there are
+    none.
     """
 
     def __init__(self, name: str, named: Sequence[Named], rank: int, ranks: int, align: int = 1):
         """A part is a multiple of `align` elements: of a row, where a matrix must be cut between rows."""
         self.number, self.name, self.named, self.rank, self.ranks = 0, name, list(named), rank, ranks
-        self.begins = list(accumulate((p.numel() for _, p in named), initial=0))
-        self.strides = [torch.empty_like(p, device="meta").stride() for _, p in named]
-        self.length = max(1, -(-self.begins[-1] // (ranks * align))) * align
+        *begins, size = accumulate((p.numel() for _, p in named), initial=0)
+        self.length = max(1, -(-size // (ranks * align))) * align
         self.gradients: Any = None
         self.arriving: Any = None
         self.average: Any = None
         self.call: Any = None
-        self.views = {p: Piece(self, place) for place, (_, p) in enumerate(named)}
+        self.views = {p: Piece(self, name, p, begin) for (name, p), begin in zip(named, begins, strict=True)}
         self.missing = set(self.views)  # to come in this step
         self.is_freed = False
-        self.hold(self.empty())
+        self.hold(self.empty().zero_())
 
     def empty(self, dtype: torch.dtype | None = None) -> torch.Tensor:
         """A new flat tensor of this layout, (n x length,). Its values are not set."""
@@ -45,15 +45,14 @@ class Unit:
     def hold(self, weights: torch.Tensor) -> None:
         """Lay the parameters into this flat tensor, with their values, and let them be views of it."""
         self.weights, self.part = weights, self.part_of(weights)
-        weights[self.begins[-1] :].zero_()
-        self._places = [self.view(weights, place) for place in range(len(self.named))]
-        for place, (_, p) in zip(self._places, self.named, strict=True):
+        self._places = {p: piece.whole(weights) for p, piece in self.views.items()}
+        for p, place in self._places.items():
             p.data = place.copy_(p.data)
 
     def check(self) -> None:
         """Raise UserError if the script has given a parameter other memory, or has changed one that is freed."""
-        for own, piece in zip(self._nans if self.is_freed else self._places, self.views.values(), strict=True):
-            p = piece.parameter
+        places = self._nans if self.is_freed else self._places.values()
+        for own, (p, piece) in zip(places, self.views.items(), strict=True):
             if p.data_ptr() != own.data_ptr() or (self.is_freed and not own.isnan()):
                 raise UserError(
                     f"{piece.name} was given other memory, as by p.data = values, or was changed while its weights "
@@ -67,28 +66,27 @@ class Unit:
         """Move the parameter's gradient, zeros if it has none, into its place among the unit's."""
         self.missing.discard(parameter)
         piece = self.views[parameter]
-        if isinstance(parameter.grad, Unread):  # backward has left it out
-            piece.make_room(parameter)
+        piece.make_room(parameter)  # backward may have left it out
         self.put(piece, parameter.grad)
         parameter.grad = None if parameter.grad is None else piece.unread
 
     def put(self, piece: "Piece", gradient: torch.Tensor | None) -> None:
-        """Copy a gradient to the others."""
+        """Copy a gradient to the others, divided by n: so the sum of 16-bit numbers fits where their average does."""
         if self.gradients is None:
             self.gradients = self.empty()
-        view = self.view(self.gradients, piece.number)
+        view = piece.whole(self.gradients)
         if gradient is None:
             view.zero_()
         else:
-            view.copy_(gradient.to_dense())
+            torch.mul(gradient.to_dense(), 1 / self.ranks, out=view)
 
     def hand_out(self, is_used: Mapping[nn.Parameter, bool]) -> None:
-        """Give each piece its average, which is added to what it has kept. One that no rank used gets None."""
+        """Give each piece its average, which is added to that of an earlier backward. One that no rank used: None."""
         for p, piece in self.views.items():
-            average = self.average[piece.place] if is_used[p] else None
-            kept, piece.kept = piece.kept, None
-            piece.part.grad = average if kept is None else kept if average is None else kept.add_(average)
-            p.grad = None if piece.part.grad is None else piece.unread
+            if is_used[p]:
+                average, part = self.average[piece.place], piece.part
+                part.grad = average if part.grad is None else part.grad.add_(average)
+                p.grad = piece.unread
         self.average, self.missing = None, set(self.views)
 
     def free(self) -> None:
@@ -108,13 +106,8 @@ class Unit:
 
     def show(self) -> None:
         """Let the parameters be views of the weights again."""
-        for place, (_, p) in zip(self._places, self.named, strict=True):
+        for p, place in self._places.items():
             p.data = place
-
-    def view(self, flat: torch.Tensor, place: int) -> torch.Tensor:
-        """The place of the unit's parameter of that number in a flat tensor, with the parameter's shape and strides."""
-        begin = flat.storage_offset() + self.begins[place]
-        return flat.as_strided(self.named[place][1].shape, self.strides[place], begin)
 
     def part_of(self, flat: torch.Tensor) -> torch.Tensor:
         """This rank's part of a flat tensor, (length,), as a view."""
@@ -125,44 +118,37 @@ class Piece:
     """What this rank has, and steps, of a unit's parameter. It may have no elements.
 
     place: where it lies in the rank's part. part: that as a parameter by itself, for an optimizer.
-    unread: what .grad is while the rank has only this piece of the average. kept: an average to which that of another
-    backward is added.
+    unread: what .grad is while the rank has only this piece of the average.
     """
 
     part: nn.Parameter  # made with the optimizer that steps it
-    kept: torch.Tensor | None = None
 
-    def __init__(self, unit: Unit, number: int):
-        self.unit, self.number, (self.name, self.parameter) = unit, number, unit.named[number]
-        first, begin = unit.rank * unit.length, unit.begins[number]
-        low = max(begin, first)
-        high = max(low, min(begin + self.parameter.numel(), first + unit.length))
-        self.place, self._begin = slice(low - first, high - first), low - begin
-        self.unread = Unread(self.parameter)
+    def __init__(self, unit: Unit, name: str, parameter: nn.Parameter, begin: int):
+        """`begin`: where the parameter begins in the unit."""
+        self.unit, self.name, self.parameter, self._begin = unit, name, parameter, begin
+        self._strides = torch.empty_like(parameter, device="meta").stride()
+        self._first = unit.rank * unit.length
+        low = max(begin, self._first)
+        high = max(low, min(begin + parameter.numel(), self._first + unit.length))
+        self.place = slice(low - self._first, high - self._first)
+        self.unread = Unread(parameter)
+
+    def whole(self, flat: torch.Tensor) -> torch.Tensor:
+        """The parameter's place in a flat tensor of the unit's layout, with the parameter's shape and strides."""
+        return flat.as_strided(self.parameter.shape, self._strides, flat.storage_offset() + self._begin)
 
     def of(self, whole: torch.Tensor) -> torch.Tensor:
         """This piece of a tensor of the parameter's shape, with any strides, as a flat tensor."""
-        strides = self.unit.strides[self.number]
-        if whole.stride() != strides:
-            whole = torch.empty_strided(whole.shape, strides, dtype=whole.dtype, device=whole.device).copy_(whole)
-        flat = whole.as_strided((whole.numel(),), (1,))
-        return flat[self._begin : self._begin + self.part.numel()]
+        if whole.stride() != self._strides:
+            whole = torch.empty_strided(whole.shape, self._strides, dtype=whole.dtype, device=whole.device).copy_(whole)
+        begin = self._first + self.place.start - self._begin
+        return whole.as_strided((whole.numel(),), (1,))[begin : begin + self.part.numel()]
 
     def make_room(self, parameter: nn.Parameter) -> None:
-        """A gradient is about to be added to .grad. If an average is there, it is kept, since it has no room there."""
-        if isinstance(parameter.grad, Unread):
+        """A gradient is about to be added to .grad. If there is an average, only the piece keeps it."""
+        if parameter.grad is None:  # the script has dropped it
+            self.part.grad = None
+        elif isinstance(parameter.grad, Unread):
             parameter.grad = None
             if self.part.grad is not None:
-                self.kept = self.part.grad.clone()  # its memory gets the next backward's
-        elif parameter.grad is None:  # the script has dropped it
-            self.kept = None
-
-    def take_own(self) -> None:
-        """Use what the script has written into .grad, in place of the average."""
-        p, (kept, self.kept) = self.parameter, (self.kept, None)
-        if p.grad is None:
-            self.part.grad = None
-        elif not isinstance(p.grad, Unread):
-            own = self.of(p.grad.to_dense()).detach()
-            self.part.grad = own.clone() if kept is None else kept.add_(own)  # the last backward was in no_sync
-            p.grad = self.unread
+                self.part.grad = self.part.grad.clone()  # its memory gets the next backward's

@@ -22,6 +22,5 @@ class Unread(torch.Tensor):
             return args[0]
         raise UserError(
             "this rank has only its part of the averaged gradient, so .grad cannot be read or changed. Clip by "
-            "model.clip_grad_norm_(max_norm), give .grad a gradient of your own, or choose a sync without shards, such "
-            "as bucketed."
+            "model.clip_grad_norm_(max_norm), or choose a sync without shards, such as bucketed."
         )

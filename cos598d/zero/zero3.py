@@ -29,7 +29,8 @@ class Zero3(Zero2):
        a layer sends its part all the same, when it reaches the layer before.
     4. A unit's weights are freed with its last gradient, whose reduce-scatter starts, as in stage 2.
 
-    Only a layer's own forward can read its weights; elsewhere they are NaN until `settle()`, and must not be changed.
+    Only a layer's own forward can read its weights; elsewhere they are NaN until `settle()`, and must not be changed. A
+    copy of the model has what was there: copy it after `settle()`.
     Every rank must call the same layers in the same order, also in evaluation, except after `settle()`.
 
     Cost for weights of S bytes, E of them in such embeddings, and a micro-batches per step: every rank sends and
@@ -50,15 +51,10 @@ class Zero3(Zero2):
         for layer in self._units:
             self._handles.append(layer.register_forward_pre_hook(self._enter, prepend=True))
             self._handles.append(layer.register_forward_hook(self._leave))
+        for unit in self.buckets:
+            unit.part = unit.part.clone()
         self._free(self.buckets)
         return call
-
-    def __deepcopy__(self, memo: dict) -> "Zero3":
-        """A copy of a layer has copies of its hooks, which are methods of this sync."""
-        raise UserError(
-            "a model under zero3 cannot be copied, since its weights are on all ranks. Copy it before it is wrapped, "
-            "or load what state() gives into another model."
-        )
 
     def plan(self, parameters: Sequence[Named]) -> list[list[Named]]:
         layer_of = owners(self.model)
@@ -69,11 +65,6 @@ class Zero3(Zero2):
             groups.setdefault((layer_of[p], p.dtype, p in self._looked_up), []).append((name, p))
         # Those of no layer come last: backward reaches them after all layers.
         return [groups[key] for key in sorted(groups, key=lambda key: key[0] is self.model)]
-
-    def make_bucket(self, name: str, group: Sequence[Named]) -> Any:
-        unit = super().make_bucket(name, group)
-        unit.part = unit.part.clone()
-        return unit
 
     def check_places(self) -> None:
         self.wait_for(self.buckets)
@@ -101,21 +92,12 @@ class Zero3(Zero2):
         self.wait_for(self.buckets)
         self._stay = True
 
-    def detach(self) -> None:
-        self.settle()
-        super().detach()
-
     def gather(self, units: Iterable[Unit], purpose: str = PARAMETERS) -> None:
         """Start to gather those that are not here."""
         freed = [unit for unit in units if unit.is_freed]
         for unit in freed:
             unit.allocate()
         super().gather(freed, purpose)
-
-    def _bring(self, units: list[Unit], next_units: list[Unit]) -> None:
-        """Make sure that these are here, and that the next ones are on their way."""
-        self.gather([*units, *next_units])
-        self.wait_for(units)
 
     def _free(self, units: list[Unit]) -> None:
         if not self._stay:
@@ -139,7 +121,9 @@ class Zero3(Zero2):
         if layer is self.model and self._stay and torch.is_grad_enabled() and not is_again:
             self._stay = False
             self._free(self.buckets)
-        self._bring(self._units[layer], [] if is_again else self._units.get(self._next.get(layer), []))
+        own = self._units.get(layer, [])  # a copy of a layer has none
+        self.gather([*own, *([] if is_again else self._units.get(self._next.get(layer), []))])
+        self.wait_for(own)
 
     def _leave(self, layer: nn.Module, _: Any, output: Any) -> None:
         """A layer's forward has ended."""
@@ -155,7 +139,7 @@ class Zero3(Zero2):
         # What an object of an unknown kind holds may be read by backward without a hook: then the weights stay.
         is_known = all(isinstance(leaf, torch.Tensor | int | float | str | None) for leaf in leaves)
         if not torch.is_grad_enabled() or (layer is not self.model and is_known):
-            self._free(self._units[layer])
+            self._free(self._units.get(layer, []))
 
     def _come_back(self, layer: nn.Module) -> None:
         """Backward has reached a layer's output."""
@@ -166,4 +150,6 @@ class Zero3(Zero2):
             )
         if layer in self._waiting:
             self._reach(layer)
-        self._bring(self._of_backward(layer), self._of_backward(next(reversed(self._waiting), None)))
+        own = self._of_backward(layer)
+        self.gather([*own, *self._of_backward(next(reversed(self._waiting), None))])
+        self.wait_for(own)

@@ -12,7 +12,6 @@ from cos598d.config import RunConfig
 from cos598d.measure.clock import IterationClock
 from cos598d.optimizers import make_optimizer
 from cos598d.parallel import Parallel, make_sync, parallelize
-from cos598d.phases import Phases
 from cos598d.records.conventions import AGREEMENT, SYNCHRONIZING, WARM_UP
 from cos598d.records.figures import TOTALS
 from cos598d.tools.bench.candidates import Candidate
@@ -38,7 +37,7 @@ class Turn:
         replica = workload.replica(shares=not candidate.steps_itself)
         self._model = self._wrapped(replica, candidate, steps)
         self._module = workload.computing(self._model)
-        self._phase = self._model.phase = Phases(self._clock)  # type: ignore[method-assign]
+        self._phase = self._model.phase = self._clock.phase  # type: ignore[method-assign]
         first = workload.inputs(0, ranks.rank, ranks.world_size)
         self.gradient_norm = self._first_norm(first)
         for _ in range(WARM_UP):

@@ -88,19 +88,17 @@ def purpose_rows(runs: Sequence[Run]) -> Rows:
 
 
 def memory_rows(runs: Sequence[Run]) -> Rows:
-    """MB of tensors by category on the rank that holds most, and the largest peaks of a process and a GPU."""
+    """MB of tensors by category just before a step, on the rank that holds most; the largest peaks of a process and a
+    GPU."""
     found = []
     for run in runs:
         if (memory := run.summary.memory) is None:
             continue
-        for moment, by_rank in (("after a step", memory.between_steps), ("peak", memory.peak)):
-            held = max(by_rank, key=lambda held: sum(held.values()), default={})
-            row = {"run": run.name, "held": moment, **{name: size / 1e6 for name, size in held.items()}}
-            row["total"] = sum(held.values()) / 1e6
-            if moment == "peak":
-                gpus = [peak / 1e6 for peak in memory.gpu_peak_bytes if peak]
-                row |= {"process's peak": max(memory.process_peak_bytes) / 1e6, "GPU's peak": max(gpus, default=None)}
-            found.append(row)
+        held = max(memory.peak, key=lambda held: sum(held.values()), default={})
+        row = {"run": run.name, **{name: size / 1e6 for name, size in held.items()}, "total": sum(held.values()) / 1e6}
+        gpus = [peak / 1e6 for peak in memory.gpu_peak_bytes if peak]
+        row |= {"process's peak": max(memory.process_peak_bytes) / 1e6, "GPU's peak": max(gpus, default=None)}
+        found.append(row)
     return found
 
 
