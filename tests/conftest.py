@@ -43,8 +43,10 @@ def _test_alone():
 
 @pytest.fixture(autouse=True)
 def _own_cache(tmp_path_factory, monkeypatch):
-    """Give every test run its own caches, so that two runs at a time do not share them."""
+    """Give every test run its own caches, so that two runs at a time do not share them, and the bundled samples."""
     monkeypatch.setenv("COS598D_CACHE", str(tmp_path_factory.getbasetemp() / "cache"))
+    for name in NOT_INHERITED:
+        monkeypatch.delenv(name, raising=False)
 
 
 @pytest.fixture
@@ -64,8 +66,6 @@ def run_here(tmp_path, monkeypatch, capfd):
     For errors before ranks meet, and runs of one rank. This process has loaded torch, which takes seconds.
     """
     monkeypatch.chdir(tmp_path)
-    for name in NOT_INHERITED:
-        monkeypatch.delenv(name, raising=False)
 
     def _run(path, words):
         ours = {"argv": [script(path), *map(str, words)], "path": [*sys.path]}

@@ -9,7 +9,6 @@ import pytest
 import right_syncs
 from check_worlds import TESTS, Together, alone, mistake
 
-from cos598d.commands.cli import main
 from cos598d.tools.check import training
 
 ALL = mutants.MUTANTS | mutants_field.FIELD
@@ -74,6 +73,8 @@ def test_the_training_of_check_stays_finite(seed):
     assert max(each.abs().max() for name, each in state.items() if name not in ("large", "seen") and each.numel()) < 100
 
 
-def test_a_way_to_train_is_compared_with_one_process(capfd):
-    assert main(["check", "zero3", "--world_sizes", "2", "--tests", "clipped", "--no_cost"]) == 0
-    assert "micro-batches that are clipped" in capfd.readouterr().out
+def test_a_way_to_train_is_compared_with_one_process(start):
+    words = ["check", "zero3", "--world_sizes", "2", "--tests", "clipped", "--no_cost"]
+    program = start("check", ["-m", "cos598d", *words])
+    assert program.wait() == 0, program.text
+    assert "micro-batches that are clipped" in program.text

@@ -21,7 +21,7 @@ from cos598d.parallel import data_parallel, parallelize
 from cos598d.sync import SYNCS, get_sync
 from cos598d.sync.base import GradientSync
 
-BUCKET_MB, FIRST_MB, STEPS = 0.5, 0.1, 8
+BUCKET_MB, FIRST_MB, STEPS = 0.5, 0.1, 4
 HELD = {"local_sgd": {"sync_every": 2}, "diloco": {"sync_every": 2}}
 # As many calls as its formula says; torch's own and those of zero3's layers are counted otherwise.
 COUNTED = [name for name in FACTS if name not in ("ddp", "zero3", "sparse_zero1")]

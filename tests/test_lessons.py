@@ -33,18 +33,22 @@ def test_right_files_pass(number):
     assert accused == {}
 
 
-def test_a_lesson_from_its_page_to_done(command, tmp_path):
+def test_a_lesson_from_its_page_to_done(command, start, tmp_path):
+    def check(*words):
+        program = start(f"check{len(words)}", ["-m", "cos598d", "learn", "3", "--check", *words])
+        return program.wait(), program.text
+
     code, text = command("learn", "3")
     assert code == 0
     assert "wrote lesson3.py: fill it in." in text
-    code, text = command("learn", "3", "--check")
+    code, text = check()
     assert code == 1
     assert "this blank is still to be filled in" in text
     assert "Hint 1 of 3" in command("learn", "3", "--hint")[1]
     assert "Hint 2 of 3" in command("learn", "3", "--hint")[1]
     file = tmp_path / "lesson3.py"
     file.write_text(get_lesson(3).answer())
-    code, text = command("learn", "3", "--check", "--results", "results.json")
+    code, text = check("--results", "results.json")
     assert code == 0, text
     assert "lesson3.py passes all tests of lesson 3." in text
     assert "one_ring_each" in (tmp_path / "results.json").read_text()
