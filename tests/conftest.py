@@ -16,6 +16,7 @@ from programs import NOT_INHERITED, Program, assert_nothing_is_left, free_port, 
 from cos598d.tools.exam.server import PRELOADED
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # many small processes on few cores
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # threads of runs with two do not spin while they wait
 # Every module of tests imports pytest, and so does each rank that runs a function of one. Runs import the others: 0.2 s
 # of processor for a summary's intervals, 1.8 s for the digits, and 1.3 s for the models and the loop.
 set_forkserver_preload([*PRELOADED, "pytest", "scipy.special", "sklearn.datasets", "cos598d.run"])

@@ -37,15 +37,8 @@ def said(capsys, *words):
 def test_your_own_texts(here, capsys):
     (here / "own.csv").write_text("text,label\n" + "good,yes\nbad,no\n" * 8)
     (here / "new.csv").write_text("text\na fine day\nno\n")
-    cos598d.train(
-        "text",
-        data_dir=here / "own.csv",
-        model_name_or_path="tiny",
-        output_dir=here / "run",
-        quiet=True,
-        do_train=True,
-        **SHORT,
-    )
+    named = {"data_dir": here / "own.csv", "model_name_or_path": "tiny", "output_dir": here / "run", "quiet": True}
+    cos598d.train("text", do_train=True, **named, **SHORT)
     rows = said(capsys, "run", "--file", "new.csv").splitlines()
     assert rows[0] == "index\tprediction\tprobability"
     assert [row.split("\t")[0] for row in rows[1:]] == ["0", "1"]

@@ -62,7 +62,7 @@ def test_a_wrong_word_is_one_sentence_with_the_nearest_right_one(words, says, ca
 
 
 def test_output_that_nobody_reads_ends_the_program_silently():
-    words = [sys.executable, "-m", "cos598d", "train", "--help", "all"]
+    words = [sys.executable, "-m", "cos598d", "cluster", "--help"]
     with subprocess.Popen(words, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as program:
         program.stdout.close()
         assert program.stderr.read() == ""

@@ -14,6 +14,7 @@ from cos598d.tools.sweeps.plan import SETUP, check_launch, command, plan, preset
 from cos598d.tools.sweeps.results import results_words
 
 DIGITS = ["--task_name", "digits", "--max_train_examples", "32", "--max_eval_examples", "20", "--do_train", "--do_eval"]
+DIGITS += ["--threads", "1"]
 # 30 epochs of 3 iterations: a run that is still under way when a test stops it.
 LONG = [*TINY, "--do_train", "--max_train_examples", "48", "--num_train_epochs", "30", "--log_every", "1"]
 
