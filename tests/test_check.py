@@ -64,7 +64,7 @@ def test_right_syncs_pass(test, names):
     assert {name: said for name in names if (said := mistake(test, together.sync_of(name), 3))} == {}
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 def test_the_training_of_check_stays_finite(seed):
     """With too large a rate it ended in NaN for most seeds, and right syncs were refused."""
     steps, state = training.alone(seed, 2)
