@@ -8,7 +8,7 @@ from pathlib import Path
 
 import make_book
 import pytest
-from book_site.pages import assemble, prepared
+from book_site.pages import assemble
 
 from cos598d.errors import UserError
 
@@ -57,12 +57,6 @@ def test_another_folder_is_not_replaced_and_a_failed_build_keeps_the_site(tmp_pa
     assert sorted(path.name for path in tmp_path.iterdir()) == ["mine", "repository", "site"]
 
 
-def test_without_the_site_generator_a_sentence_says_what_installs_it(tmp_path, monkeypatch):
-    monkeypatch.setattr(make_book.importlib.util, "find_spec", lambda _: None)
-    with pytest.raises(UserError, match=r"not installed: `make book` installs it"):
-        make_book.build(tmp_path / "site")
-
-
 def test_links_lead_to_copies_of_files_and_a_lost_file_is_named(tmp_path, repository):
     assert assemble(repository, tmp_path / "pages") == 2
     assert "[code](../code/ring.py.txt) [front](../README.md)" in page(tmp_path / "pages", "docs/all.md")
@@ -78,8 +72,3 @@ def test_links_lead_to_copies_of_files_and_a_lost_file_is_named(tmp_path, reposi
 def test_the_site_has_every_document_once():
     listed = re.findall(r"^ +- (?:\w+: )?(\S+\.md)$", SETTINGS.read_text(), re.MULTILINE)
     assert sorted(listed) == sorted(path.relative_to(ROOT).as_posix() for path in DOCUMENTS)
-
-
-def test_code_is_unchanged():
-    text = "a `[x](y)` [z](w)\n- one\n\n```\n[x](y)\n- two\n```\n"
-    assert prepared(text, lambda _: "there") == text.replace("(w)\n", "(there)\n\n")

@@ -280,13 +280,6 @@ def test_the_demo_is_the_preset_and_prints_the_table_of_compare(start, tmp_path)
     assert table[7].split()[-1] == "drifts"
 
 
-def test_the_job_for_slurm_is_shell_and_names_flags_that_exist():
-    text = (ROOT / "examples" / "train.sbatch").read_text()
-    assert len(text.splitlines()) <= 42
-    assert "scontrol requeue" in text
-    assert text.count("75") >= 2
-
-
 def test_report_takes_the_folder_of_a_sweep_and_the_file_of_a_bench(tmp_path):
     pytest.importorskip("jinja2")
     pytest.importorskip("matplotlib")
