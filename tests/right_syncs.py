@@ -15,6 +15,13 @@ Plain(GradientSync):
     dist.all_reduce(gradient)
     gradient /= dist.get_world_size()
 
+FallsBack(GradientSync):
+    try:
+        dist.all_reduce(gradient.to(torch.int16))  # which gloo has not
+    except RuntimeError:
+        dist.all_reduce(gradient)
+    gradient /= self.ranks
+
 InDouble(GradientSync):
     wide = gradient.double()
     dist.all_reduce(wide)

@@ -64,17 +64,19 @@ FUNCTIONS = ("torch.distributed.distributed_c10d", "torch.distributed.c10d_logge
 class DispatchedCall:
     """One call of this rank. op: the collective, named as in `bytes_moved`.
 
-    tensors: this rank's part; in a reduce-scatter and an all-to-all the parts for all ranks. work: what to wait for, if
-    anything. began: when the operator was called, by time.perf_counter. caller: the frame that called it.
+    tensors: this rank's part; in a reduce-scatter and an all-to-all the parts for all ranks. adds: whether they are
+    added up or averaged. caller: the frame that called it. began: when, by time.perf_counter. work: what to wait for,
+    if anything; None before the call is made.
     """
 
     op: str
     tensors: list[torch.Tensor]
     group: dist.ProcessGroup
     root: int
-    work: Any
-    began: float
+    adds: bool
     caller: FrameType | None
+    began: float = 0.0
+    work: Any = None
 
     @property
     def function(self) -> str:
@@ -96,17 +98,16 @@ class DispatchedCall:
 
 
 Listener = Callable[[DispatchedCall], None]
-Before = Callable[[str, list[torch.Tensor], bool], None]
 _ADDING = (0, 1)  # ReduceOp.SUM and ReduceOp.AVG, by torch's numbers
-_listeners: list[tuple[Listener, Before | None]] = []
+_listeners: list[tuple[Listener, Listener | None]] = []
 _library: torch.library.Library | None = None
 
 
 @contextlib.contextmanager
-def listening(listener: Listener, before: Before | None = None) -> Iterator[None]:
+def listening(listener: Listener, before: Listener | None = None) -> Iterator[None]:
     """A context in which `listener` gets every call of this process, after the call and on the same thread.
 
-    `before` gets the collective, its tensors and whether they are added up or averaged, before the call.
+    `before` gets the same object before the call is made, also of a call that then raises an exception.
     """
     global _library  # noqa: PLW0603 - the dispatcher is this process's, too
     _listeners.append((listener, before))
@@ -134,18 +135,18 @@ def _installed() -> torch.library.Library:
 
 def _kernel(overload: Any, below: Any, operator: Operator, keyset: Any, *arguments: Any) -> Any:
     tensors = [] if operator.op == BARRIER else _flat(arguments[operator.payload])
+    root = 0 if operator.root is None else int(arguments[operator.root])
+    group = dist.ProcessGroup.unbox(arguments[operator.group])
+    adds = operator.reduces is not None and arguments[operator.reduces].op() in _ADDING
+    call = DispatchedCall(operator.op, tensors, group, root, adds, sys._getframe().f_back)
     listeners = dict.fromkeys(_listeners)  # each once, however often it is registered
     for _, before in listeners:
         if before is not None:
-            adds = operator.reduces is not None and arguments[operator.reduces].op() in _ADDING
-            before(operator.op, tensors, adds)
-    began = time.perf_counter()
+            before(call)
+    call.began = time.perf_counter()
     result = overload.redispatch(keyset & below, *arguments)
     last = result[-1] if isinstance(result, tuple | list) and result else result
-    work = dist.Work.unbox(last) if isinstance(last, torch.ScriptObject) else None
-    root = 0 if operator.root is None else int(arguments[operator.root])
-    group = dist.ProcessGroup.unbox(arguments[operator.group])
-    call = DispatchedCall(operator.op, tensors, group, root, work, began, sys._getframe().f_back)
+    call.work = dist.Work.unbox(last) if isinstance(last, torch.ScriptObject) else None
     for listener, _ in listeners:
         listener(call)
     return result

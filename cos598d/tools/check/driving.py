@@ -29,8 +29,8 @@ from cos598d.tools.exam.own_order import compiled_for
 # Ways of cutting buckets, for syncs that have them: the default, almost one per tensor, one for all.
 BUCKETS: dict[str, dict[str, float]] = {
     "": {},
-    "tiny buckets": {"bucket_mb": 64 / 2**20, "first_bucket_mb": 32 / 2**20},
-    "one bucket": {"bucket_mb": 1e6, "first_bucket_mb": 1e6},
+    "with tiny buckets": {"bucket_mb": 64 / 2**20, "first_bucket_mb": 32 / 2**20},
+    "with one bucket": {"bucket_mb": 1e6, "first_bucket_mb": 1e6},
 }
 
 
@@ -155,8 +155,9 @@ def noted(comm: LessonComm, ledger: Ledger) -> Iterator["Notes"]:
     dist.Work.wait = waited  # type: ignore[method-assign, assignment]
     dist.Work.get_future = future_of  # type: ignore[method-assign, assignment]
     try:
-        with ledger, listening(notes.begin):
+        with ledger, listening(notes.has_begun, notes.begin):
             yield notes
+        notes.failed()
     finally:
         dist.Work.wait, dist.Work.get_future = wait, get_future  # type: ignore[method-assign]
 
@@ -167,11 +168,13 @@ class Notes:
     def __init__(self, comm: LessonComm, ledger: Ledger):
         self._comm, self._ledger, self.count = comm, ledger, 0
         self._numbers: dict[int, tuple[int, dist.Work]] = {}  # by id; the work is kept, so that no other gets its id
+        self._making: int | None = None  # the number of a call that is being made
         comm.tell("through", "dist")
 
     def begin(self, call: DispatchedCall) -> None:
-        """A call has begun."""
-        if call.op == BARRIER or not call.function or not call.tensors or call.work is None:
+        """A call begins. It is told before it is made, since gloo may abort the process in it."""
+        self.failed()
+        if call.op == BARRIER or not call.function or not call.tensors:
             return
         if call.group.size() != self._comm.world_size:
             return
@@ -179,9 +182,20 @@ class Notes:
         shape = (sum(each.numel() for each in call.tensors),) if others else first.shape
         tensor = torch.empty(shape, dtype=first.dtype, device="meta")  # only the size is told, also of a sparse one
         peer = call.root if call.op in ("send", "recv", "broadcast", "gather", "scatter", "reduce") else None
-        number = self._comm.begin(call.op, tensor, self._ledger.named or call.op, peer, False)
+        self._making = self._comm.begin(call.op, tensor, self._ledger.named or call.op, peer, False)
         self.count += 1
-        self._numbers[id(call.work)] = number, call.work
+
+    def has_begun(self, call: DispatchedCall) -> None:
+        """The call is under way."""
+        if self._making is not None and call.work is not None:
+            self._numbers[id(call.work)] = self._making, call.work
+            self._making = None
+
+    def failed(self) -> None:
+        """Tell that the last call raised an exception in place of beginning, if it did."""
+        if self._making is not None:
+            self._comm.tell("failed", self._making)
+            self._making = None
 
     def wait(self, work: dist.Work, call: Any) -> Any:
         """Wait for a call, and tell that it ended."""

@@ -38,7 +38,7 @@ def are_means(
         assert told is not None
         rank, words, numbers = told
         lost = _lost_pass(by_rank[rank]["grads"][first], seed, run, first, world.size)
-        where = f" (with {run.label})" if run.label else ""
+        where = f" ({run.label})" if run.label else ""
         world.fail((lost or words) + _only_in(wrong) + where, rank, numbers)
 
 

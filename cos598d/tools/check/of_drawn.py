@@ -94,7 +94,7 @@ def _why(draw: Draw, step: DrawnStep, found: Sequence[Gradients], rank: int, nam
     own, _ = draw.right(step)
     mine, mean = found[rank][name], mean_of(own)[name]
     if _is_odd(mean):
-        return f"rank {rank}'s gradient {name} is finite, although another rank's was not: an overflow must reach all"
+        return f"{name}'s .grad on rank {rank} is finite where another rank's is not: an overflow must reach all ranks"
     if any(each.infinite >= 0 for each in draw.steps[: step.number + 1]):
         after = f"rank {rank} has infinities or NaN instead of the mean, from an overflow of an earlier step"
         return after if _is_odd(mine) else _words(rank, name, mine, mean)
@@ -113,7 +113,8 @@ def _words(rank: int, name: str, found: torch.Tensor | None, right: torch.Tensor
         should, has = ("None" if gradient is None else "a gradient" for gradient in (right, found))
         return f"{name}'s .grad on rank {rank}: expected {should}, got {has}"
     like = f"{'x'.join(map(str, found.shape)) or 'no dimension'}, {str(found.dtype)[6:]}"
-    error = (found.double() - right).abs().flatten().nan_to_num(float("inf"), float("inf"))
+    away = (found.double() - right).abs().nan_to_num(float("inf"), float("inf"))
+    error = torch.where(right.isfinite(), away, found.isfinite().double()).flatten()
     place = int(error.argmax())
     expected, got = (float(each.double().flatten()[place]) for each in (right, found))
     digits = 17 if abs(expected - got) < 1e-4 * abs(expected) else 6

@@ -26,12 +26,6 @@ def pytest_configure(config: pytest.Config) -> None:
         config.option.file = file_of(config.getoption("--sync"))
 
 
-def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Each test on each number of ranks."""
-    if "n" in metafunc.fixturenames:
-        metafunc.parametrize("n", [int(size) for size in metafunc.config.getoption("--sizes").split(",")])
-
-
 @pytest.fixture(scope="session")
 def sync(request: pytest.FixtureRequest) -> Callable[..., World]:
     """`sync(n, function, ...)` calls `function(comm, None, name, ...)` on n ranks, as exam's `run` does."""

@@ -53,7 +53,7 @@ def judge_start(world, seed):
 
 
 # Of the last ones autograd keeps two gradients in one memory, and needs it later in backward.
-AVERAGING = [Run(PLAIN), Run(PLAIN[:FEW], "long tensors", LARGE), *with_buckets(PLAIN[:FEW])[1:]]
+AVERAGING = [Run(PLAIN), Run(PLAIN[:FEW], "with long tensors", LARGE), *with_buckets(PLAIN[:FEW])[1:]]
 AVERAGING += with_buckets(PLAIN[:FEW], shape=SHARING)
 
 

@@ -31,7 +31,8 @@ def question(lesson: Lesson) -> str:
     return (
         f"Lesson {lesson.number}: {lesson.title} (about {lesson.minutes} minutes)\n\n{lesson.question}\n\n"
         f"Your file must define\n{wanted}\n\n"
-        f"{command} --check      checks your file\n{command} --hint       prints the next hint"
+        f"{command} --check      checks your file\n{command} --hint       prints the next hint\n"
+        f"docs/lessons/lesson{lesson.number}.md explains it."
     )
 
 

@@ -225,7 +225,7 @@ def _judge_calls(world: World, only: Sequence[str]) -> None:
         if call.changed:
             what = f"the tensor of {call.words(world.file.name)} was changed before the call had ended"
             raise Wrong(f"{what}: wait for the call first, then divide", call.line)
-    left = next((call for call in calls if not call.is_over), None)
+    left = next((call for call in calls if not (call.is_over or call.raised)), None)
     if left:
         told = f"{left.words(world.file.name)} is never waited for: keep what it returns, and call its wait()"
         raise Wrong(told, left.line)

@@ -52,13 +52,13 @@ def look_between(comm: LessonComm, module: Any, name: str) -> list[dict[str, Any
     buffer: list[torch.Tensor] = []
     held: list[float] = []
 
-    def before(op: str, tensors: list[torch.Tensor], _: bool) -> None:
+    def before(call: DispatchedCall) -> None:
         """Look before the call: as soon as a rank receives, the message may be there."""
         gradient = model.weight.grad
-        if op not in ("send", "recv") or gradient is None:
+        if call.op not in ("send", "recv") or gradient is None:
             return
-        memory = tensors[0].untyped_storage()
-        if tensors[0].dtype == gradient.dtype and memory.nbytes() == gradient.nbytes:
+        memory = call.tensors[0].untyped_storage()
+        if call.tensors[0].dtype == gradient.dtype and memory.nbytes() == gradient.nbytes:
             buffer[:] = [torch.empty(0, dtype=gradient.dtype).set_(memory, 0, (ELEMENTS,), (1,))]
         held[:] = (buffer or [gradient])[0].tolist()
 

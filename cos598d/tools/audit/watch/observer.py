@@ -182,14 +182,14 @@ class Observer:
         about = {name: facts[name] for name in ("op", "names", "elements", "in_backward", "where")}
         self.steps.event("call", **about, carries=facts["kind"], root=call.root, ranks=call.ranks)
 
-    def _call_begins(self, op: str, tensors: list[torch.Tensor], adds: bool) -> None:
-        if op == ALL_GATHER and len(self.gathers) < _MOST_NOTED:
-            gather = sum(each.numel() for each in tensors), here()
+    def _call_begins(self, call: DispatchedCall) -> None:
+        if call.op == ALL_GATHER and len(self.gathers) < _MOST_NOTED:
+            gather = sum(each.numel() for each in call.tensors), here()
             if gather not in self.gathers:
                 self.gathers.append(gather)
                 self._kept()  # gloo aborts a process whose sizes do not match, before it could leave a book
-        if adds and self._is_evaluating and not self._in_backward:
-            self.samples.adds_up(tensors, self.data.drawn(), here(self.steps.backward_place))
+        if call.adds and self._is_evaluating and not self._in_backward:
+            self.samples.adds_up(call.tensors, self.data.drawn(), here(self.steps.backward_place))
 
     def _end_iteration(self) -> None:
         """Close the iteration that has stepped, for good."""

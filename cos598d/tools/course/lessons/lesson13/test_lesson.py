@@ -9,8 +9,6 @@ from dataclasses import dataclass
 from statistics import fmean, median
 from typing import Any
 
-import pytest
-
 from cos598d.records.conventions import DDP, FLOOR
 from cos598d.records.summary import median_interval, paired_difference, paired_ratio
 from cos598d.tools.course.common import near
@@ -102,7 +100,6 @@ def made_up(seed: int) -> list[dict[str, Any]]:
     return records
 
 
-@pytest.mark.parametrize("n", [1])
 def test_tells_intervals(ranks, seed, n):
     """The interval of a median is that of order statistics, and None below 6 values."""
     values = [record["seconds"]["ring"] for record in made_up(seed)]
@@ -129,7 +126,6 @@ def wrong_interval(values: Sequence[float], told: Any) -> str:
     return f"got {between(told)}, expected {between(right)}: the values {k + 1} from either end, in order"
 
 
-@pytest.mark.parametrize("n", [1])
 def test_compares_within_rounds(ranks, seed, n):
     """Ratios are taken within each round; the median and the interval are those of the ratios."""
     world = ranks(n, call_each, "ratio", [(record, "ring", DDP) for record in made_up(seed)])
@@ -146,7 +142,6 @@ def test_compares_within_rounds(ranks, seed, n):
         world.require(not words, f"ratio of {len(one)} rounds: {words}", about="ratio")
 
 
-@pytest.mark.parametrize("n", [1])
 def test_knows_what_is_exposed(ranks, seed, n):
     """The exposed time is that above the floor within each round, and None in a record without a floor."""
     world = ranks(n, call_each, "exposed", [(record, "ring") for record in made_up(seed)])
@@ -188,7 +183,6 @@ def verdicts(comm: Any, module: Any) -> dict[str, str]:
     return {str(number): str(words) for number, words in dict(module.verdicts()).items()}
 
 
-@pytest.mark.parametrize("n", [1])
 def test_is_not_trapped(ranks, seed, n):
     """Eight verdicts: what an interval shows, and if a record cannot show it, why not."""
     world = ranks(n, verdicts)

@@ -6,8 +6,6 @@ What a file predicts is compared with formulas and with recorded benches. Nothin
 import random
 from typing import Any
 
-import pytest
-
 from cos598d.tools.course.common import near
 from cos598d.tools.course.formulas import WITHIN, as_json, call_each, is_number, is_right, shown
 from cos598d.tools.course.given import given
@@ -46,31 +44,26 @@ def settings(name: str, seed: int) -> list[tuple[Any, ...]]:
     return found
 
 
-@pytest.mark.parametrize("n", [1])
 def test_counts_operations(ranks, seed, n):
     """The operations of a transformer's forward and backward."""
     is_right(ranks, n, right, "flops", settings("flops", seed))
 
 
-@pytest.mark.parametrize("n", [1])
 def test_finds_the_roofline(ranks, seed, n):
     """The least seconds, where computing decides and where memory does."""
     is_right(ranks, n, right, "roofline", settings("roofline", seed))
 
 
-@pytest.mark.parametrize("n", [1])
 def test_knows_the_share(ranks, seed, n):
     """The MFU of each phase, and of the whole step."""
     is_right(ranks, n, right, "shares", settings("shares", seed))
 
 
-@pytest.mark.parametrize("n", [1])
 def test_predicts_steps(ranks, seed, n):
     """A step's seconds, where bytes, latencies or computing take most of them."""
     is_right(ranks, n, right, "step_seconds", settings("step_seconds", seed))
 
 
-@pytest.mark.parametrize("n", [1])
 def test_keeps_to_benches(ranks, seed, n):
     """The seconds of recorded benches on emulated links, within 30 %."""
     benches = given("links")["benches"]
@@ -86,7 +79,6 @@ def test_keeps_to_benches(ranks, seed, n):
         world.require(near(told, measured, OF_BENCHES), words, about="step_seconds")
 
 
-@pytest.mark.parametrize("n", [1])
 def test_finds_the_batch(ranks, seed, n):
     """The tokens per rank from which backward hides the ring."""
     is_right(ranks, n, right, "least_tokens", settings("least_tokens", seed))
@@ -110,7 +102,6 @@ def large_models(comm: Any, module: Any, seed: int) -> list[dict[str, Any]]:
     return [as_json(dict(module.large_model(**each))) for each in models(seed)]
 
 
-@pytest.mark.parametrize("n", [1])
 def test_carries_a_large_model(ranks, seed, n):
     """All numbers of Llama 3.1 405B, and of models that are drawn."""
     world = ranks(n, large_models, seed)

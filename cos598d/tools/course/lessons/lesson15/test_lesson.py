@@ -3,7 +3,6 @@
 import random
 from typing import Any
 
-import pytest
 import torch
 
 from cos598d.tools.course.common import furthest
@@ -36,19 +35,16 @@ def settings(name: str, seed: int) -> list[tuple[Any, ...]]:
     return found
 
 
-@pytest.mark.parametrize("n", [1])
 def test_counts_what_is_held(ranks, seed, n):
     """Bytes of parameters, gradients and optimizer state, as counted."""
     is_right(ranks, n, right, "held", settings("held", seed))
 
 
-@pytest.mark.parametrize("n", [1])
 def test_counts_activations(ranks, seed, n):
     """Bytes of activations that autograd saves in forward, as counted."""
     is_right(ranks, n, right, "kept", settings("kept", seed))
 
 
-@pytest.mark.parametrize("n", [1])
 def test_counts_checkpoints(ranks, seed, n):
     """Bytes of activations with checkpoints, at the fullest moment."""
     is_right(ranks, n, right, "checkpointed", settings("checkpointed", seed))
@@ -59,7 +55,6 @@ def gradients(comm: Any, module: Any, seed: int) -> list[list[dict[str, torch.Te
     return [steps_of(seed, module.checkpoint, dropout) for dropout in (0.0, DROPOUT)]
 
 
-@pytest.mark.parametrize("n", [1])
 def test_same_gradients(ranks, seed, n):
     """The gradients of a checkpointed stack are those of a plain one, bit for bit, with dropout too."""
     world = ranks(n, gradients, seed)
@@ -99,7 +94,6 @@ def memory(comm: Any, module: Any, seed: int) -> dict[str, float]:
     return memory_of_a_step(seed, module.checkpoint)
 
 
-@pytest.mark.parametrize("n", [1])
 def test_keeps_inputs_only(ranks, seed, n):
     """Forward leaves the input of each block for backward, and backward computes one block at a time again."""
     world, shape = ranks(n, memory, seed), shape_of(seed)

@@ -6,8 +6,6 @@ from collections.abc import Mapping
 from statistics import mean, median
 from typing import Any
 
-import pytest
-
 from cos598d.tools.course.lessons.lesson18.recording import SLOW_LAYER, SLOW_RANK, SLOW_SECONDS, recorded
 from cos598d.tools.course.lessons.lesson18.simulator import (
     BACKWARD,
@@ -55,7 +53,6 @@ def of_recording(comm: Any, module: Any) -> Any:
     return module.diagnose(recorded())
 
 
-@pytest.mark.parametrize("n", [1])
 def test_reads_drawn_runs(ranks, seed, n):
     """In 18 runs that are drawn each time diagnose names the fault, its rank, its call, and its seconds within 15 %."""
     world = ranks(n, of_drawn, seed)
@@ -65,7 +62,6 @@ def test_reads_drawn_runs(ranks, seed, n):
         world.require(not words, f"run {number}, of {len(traces)} ranks: {words}", about="diagnose")
 
 
-@pytest.mark.parametrize("n", [1])
 def test_reads_a_recording(ranks, seed, n):
     """In a real recording of three processes diagnose names the fault, its rank, its call and its seconds."""
     world = ranks(n, of_recording)

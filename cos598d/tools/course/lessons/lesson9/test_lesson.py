@@ -4,8 +4,6 @@ import random
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import pytest
-
 from cos598d.comm.gloo import bytes_moved
 from cos598d.tools.course.formulas import agree, call_each
 
@@ -120,7 +118,6 @@ def steps(seed: int) -> list[tuple[Any, ...]]:
     return found
 
 
-@pytest.mark.parametrize("n", [1])
 def test_predicts_bytes(ranks, seed, n):
     """The bytes that each rank sends to average a tensor, as the communication log counts them, in all three ways."""
     calls = [(way, size, count, rank) for way in WAYS for size, count, *_ in links(seed) for rank in range(count)]
@@ -128,7 +125,6 @@ def test_predicts_bytes(ranks, seed, n):
     agree(ranks(n, call_each, "sent", calls), sent, calls, of_bits | by_way(sent, OF_BYTES), WITHIN)
 
 
-@pytest.mark.parametrize("n", [1])
 def test_predicts_seconds(ranks, seed, n):
     """The seconds of each way, within 10 % of the formula, on links where bytes decide and where delays do."""
     calls = [(way, *link) for way in WAYS for link in links(seed)]
@@ -139,7 +135,6 @@ def test_predicts_seconds(ranks, seed, n):
     agree(ranks(n, call_each, "seconds", calls), seconds, calls, mistakes | by_way(seconds, OF_SECONDS), WITHIN)
 
 
-@pytest.mark.parametrize("n", [1])
 def test_predicts_a_step(ranks, seed, n):
     """The seconds until backward has ended and all buckets sent during it have arrived, within 10 %."""
     calls = steps(seed)
