@@ -131,7 +131,7 @@ def test_one_submission_has_a_result_per_test(start, tmp_path):
     assert [(test["name"], test["score"], test["max_score"], test["status"]) for test in results["tests"]] == [
         ("averages", 0, 1, "failed"),
         ("one_ring_each", 1, 1, "passed"),
-    ]
+    ], results
     assert results["score"] == 1
     assert results["visibility"] == "visible"
     assert "is the sum over 2 ranks" in results["output"]
