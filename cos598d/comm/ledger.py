@@ -32,9 +32,9 @@ class Row(msgspec.Struct, eq=False):
     `iteration` counts from 1; 0 is before training. A call belongs to the iteration in which it started; after an
     iteration's end, to that one until the next begins. `payload_bytes` is the tensor's size. `bytes_sent` and
     `bytes_received` are this rank's bytes by the algorithm's formula, rounded to a byte. `seconds` is from the call to
-    its completion, on whatever thread; None while it runs (of DDP's calls a moment longer, since its reducer does not
-    wait for the ledger), on CUDA, and if the backend does not tell, as for gloo's messages. `started` is in seconds
-    since the iteration began; None before training. Both are rounded to nanoseconds, the clock's resolution.
+    its completion, on whatever thread; None while it runs, on CUDA, and if the backend does not tell, as for gloo's
+    messages. `started` is in seconds since the iteration began; None before training. Both are rounded to nanoseconds,
+    the clock's resolution.
     """
 
     iteration: int
