@@ -16,6 +16,7 @@ from programs import NOT_INHERITED, Program, assert_nothing_is_left, free_port, 
 from cos598d.tools.exam.server import PRELOADED
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # many small processes on few cores
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # threads of runs with two do not spin while they wait
 # Every module of tests imports pytest, and so does each rank that runs a function of one. Runs import the others: 0.2 s
 # of processor for a summary's intervals, 1.8 s for the digits, and 1.3 s for the models and the loop.
 set_forkserver_preload([*PRELOADED, "pytest", "scipy.special", "sklearn.datasets", "cos598d.run"])
@@ -43,8 +44,10 @@ def _test_alone():
 
 @pytest.fixture(autouse=True)
 def _own_cache(tmp_path_factory, monkeypatch):
-    """Give every test run its own caches, so that two runs at a time do not share them."""
+    """Give every test run its own caches, so that two runs at a time do not share them, and the bundled samples."""
     monkeypatch.setenv("COS598D_CACHE", str(tmp_path_factory.getbasetemp() / "cache"))
+    for name in NOT_INHERITED:
+        monkeypatch.delenv(name, raising=False)
 
 
 @pytest.fixture
@@ -64,8 +67,6 @@ def run_here(tmp_path, monkeypatch, capfd):
     For errors before ranks meet, and runs of one rank. This process has loaded torch, which takes seconds.
     """
     monkeypatch.chdir(tmp_path)
-    for name in NOT_INHERITED:
-        monkeypatch.delenv(name, raising=False)
 
     def _run(path, words):
         ours = {"argv": [script(path), *map(str, words)], "path": [*sys.path]}

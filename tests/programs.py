@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parents[1]
 # Small enough that a step takes milliseconds; on one thread, since two that share a core wait for each other.
 TINY = ("--model_name_or_path", "tiny", "--max_seq_length", "32", "--total_train_batch_size", "16", "--threads", "1")
 TINY_TRAINING = (*TINY, "--do_train", "--no_save_model")
-NOT_INHERITED = ("GLUE_DIR", "SQUAD_DIR", "RANK", "WORLD_SIZE")
+NOT_INHERITED = ("GLUE_DIR", "SQUAD_DIR", "IMAGE_DIR", "RANK", "WORLD_SIZE")
 # How many seconds a test waits. It only ends a hang, so it is long enough for a busy machine.
 PATIENCE = 180
 # The kernel gives these only to programs that ask for one by number (Linux chooses from 32768 on).

@@ -92,9 +92,9 @@ def write_run(
     return folder
 
 
-def write_bench(folder: Path, syncs=("reduce_broadcast", "all_reduce", "bucketed", "none", "ddp"), **changes) -> Path:
-    """The record of a real bench, with these syncs only and intervals. `changes`: of its setting, or of its links."""
-    found = read(REAL_BENCH)
+def write_bench(folder: Path) -> Path:
+    """The record of a real bench, of some syncs, with intervals."""
+    found, syncs = read(REAL_BENCH), ("reduce_broadcast", "all_reduce", "bucketed", "none", "ddp")
     found["candidates"] = sorted(
         (one for one in found["candidates"] if one["label"] in syncs), key=lambda one: syncs.index(one["label"])
     )
@@ -103,16 +103,14 @@ def write_bench(folder: Path, syncs=("reduce_broadcast", "all_reduce", "bucketed
     for one in found["summary"].values():
         if ratio := one["ratio_to_ddp"]:
             ratio["interval_95"] = [0.98 * ratio["median"], 1.02 * ratio["median"]]
-    found["environment"]["network"] |= {name: changes.pop(name) for name in ("rate", "delay") if name in changes}
-    found["setting"] |= changes
     folder.mkdir(parents=True)
     write(folder / "bench.json", found)
     return folder
 
 
-def write_unfinished(folder: Path, **changes) -> Path:
+def write_unfinished(folder: Path) -> Path:
     """What a killed run leaves of such a record: an attempt without an end, and a row that is cut off."""
-    write_run(folder, **changes)
+    write_run(folder)
     (folder / "summary.json").unlink()
     write_rows(folder / "attempts.jsonl", [{"iteration": 0, "begun": "2025-01-01T00:00:00Z", "ranks": 2}])
     with (folder / "iterations.rank0.jsonl").open("a") as rows:

@@ -14,7 +14,6 @@ from audit_scripts import BY_HAND, audit, with_changes
 from programs import ROOT, free_port
 
 from cos598d.commands.cli import main
-from cos598d.tools.audit.book import read_book
 from cos598d.tools.audit.end import card
 from cos598d.tools.audit.exchange import read_books
 from cos598d.tools.audit.judge import judge
@@ -137,16 +136,6 @@ def test_bad_arguments_print_one_line(words, says, tmp_path, monkeypatch, capsys
     said = capsys.readouterr().err
     assert says in said
     assert said.count("\n") == 1
-
-
-def test_the_starter_fills_in_the_words_of_each_rank_and_judges(start, tmp_path):
-    checks = 'import os, sys\nassert sys.argv[1:] == [f"{os.environ[\'RANK\']}/2", "{x}"], sys.argv\n'
-    (tmp_path / "train.py").write_text(checks + NEVER)
-    words = ["-m", "cos598d", "audit", "--world_size", "2", "--output_dir", tmp_path / "audit"]
-    program = start("starter", [*words, "--", tmp_path / "train.py", "{rank}/{world_size}", "{x}"])
-    assert program.wait() == 0, program.text
-    assert "the gradients are never averaged" in program.text
-    assert read_book(tmp_path / "audit" / "books" / "rank1.json", 1)["rank"] == 1
 
 
 def test_findings_are_ignored_counted_and_written_as_json(finished, tmp_path, capsys):

@@ -38,19 +38,19 @@ if __name__ == "__main__":
 ENDS = {
     "at_once": ("import sys\nsys.exit(5)\n", [5, 5], "was not audited"),
     "no_group": ("print('no group')\n", [0, 0], "it opened no process group"),
+    "spawns": (SPAWNING, None, "No fault found; gradients judged in 3 of 5 steps"),
     "crash": (
         with_end(BACKWARD, ON_ONE + "        raise ValueError('planted')\n"),
         [1, 1],
         "Rank 1 ended first, and the others for that, with exit code 1 (ValueError: planted, raised at train.py",
     ),
     "os_exit": (with_end(END, "import os\nos._exit(7)"), [7, 7], "exit code 7"),
+    "megabytes": (with_end(END, f"print('x' * 3_000_000)\n{END}"), [0, 0], "No fault found"),
     "killed": (
         with_end(BACKWARD, ON_ONE + "        import os\n        os.kill(os.getpid(), 9)\n"),
         [1, -9],
         "was ended from outside",
     ),
-    "megabytes": (with_end(END, f"print('x' * 3_000_000)\n{END}"), [0, 0], "No fault found"),
-    "spawns": (SPAWNING, None, "No fault found; gradients judged in 3 of 5 steps"),
 }
 
 

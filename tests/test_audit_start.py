@@ -8,6 +8,8 @@ import pytest
 from audit_scripts import with_changes
 from programs import ROOT, free_port
 
+from cos598d.tools.audit.book import read_book
+
 SITE = ROOT / "cos598d" / "tools" / "audit" / "site"
 SUM = with_changes("by_hand", [("        p.grad /= ranks\n", "")])
 INDENTED = "".join(f"    {line}\n" for line in SUM.splitlines())
@@ -35,20 +37,24 @@ def run(words, folder, **more):
     return done.returncode, done.stdout + done.stderr
 
 
-def audited(start, words):
-    """The exit code and what is printed of `cos598d audit`, each in a program that has torch already."""
-    program = start("audit", ["-m", "cos598d", "audit", *words], {"PYTHONPATH": str(ROOT)})
-    return program.wait(), program.text
+CHECKS = """import os, sys
+from .names import NAME
+assert __package__ == "package"
+assert sys.argv[1:] == [f"{os.environ['RANK']}/2", "{x}"], sys.argv
+"""
 
 
-def test_a_module_is_audited_as_python_runs_it(start, tmp_path):
+def test_a_module_is_audited_as_python_runs_it_with_the_words_of_each_rank(start, tmp_path):
     (tmp_path / "package").mkdir()
     (tmp_path / "package" / "__init__.py").write_text("")
     (tmp_path / "package" / "names.py").write_text("NAME = 1\n")
-    (tmp_path / "package" / "train.py").write_text(f"from .names import NAME\n\nassert __package__ == 'package'\n{SUM}")
-    code, text = audited(start, ["--strict", "--world_size", 2, "--", "-m", "package.train"])
-    assert (code, "[summed]" in text) == (3, True), text
-    assert (tmp_path / "runs" / "audit-package.train" / "audit.json").exists()
+    (tmp_path / "package" / "train.py").write_text(CHECKS + SUM)
+    words = ["--strict", "--world_size", 2, "--", "-m", "package.train", "{rank}/{world_size}", "{x}"]
+    program = start("audit", ["-m", "cos598d", "audit", *words], {"PYTHONPATH": str(ROOT)})
+    assert (program.wait(), "[summed]" in program.text) == (3, True), program.text
+    folder = tmp_path / "runs" / "audit-package.train"
+    assert (folder / "audit.json").exists()
+    assert read_book(folder / "books" / "rank1.json", 1)["rank"] == 1
 
 
 @pytest.mark.long

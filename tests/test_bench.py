@@ -101,13 +101,6 @@ def test_a_candidate_is_a_name_with_options(word, name, options):
     assert found_options.items() >= options.items()
 
 
-def test_a_candidate_may_be_a_class_in_a_file_whose_path_has_a_plus(tmp_path):
-    path = tmp_path / "a+b" / "mine.py"
-    path.parent.mkdir()
-    path.write_text(SUMMING)
-    assert parse_candidate(f"{path}:Sum").name == f"{path}:Sum"
-
-
 def test_the_floor_and_ddp_are_added_once():
     def labels(words):
         return [candidate.label for candidate in references(parse_candidates(words))]

@@ -2,14 +2,13 @@
 which needs the site generator."""
 
 import importlib.util
-import json
 import re
 import shutil
 from pathlib import Path
 
 import make_book
 import pytest
-from book_site.pages import assemble, prepared
+from book_site.pages import assemble
 
 from cos598d.errors import UserError
 
@@ -19,14 +18,6 @@ SETTINGS = ROOT / "scripts" / "book_site" / "mkdocs.yml"
 rendered = pytest.mark.skipif(
     importlib.util.find_spec("material") is None, reason="mkdocs-material is not installed: make book installs it"
 )
-
-
-@pytest.fixture(scope="module")
-def site(tmp_path_factory):
-    """The book of this repository."""
-    place = tmp_path_factory.mktemp("book") / "site"
-    make_book.build(place)
-    return place
 
 
 @pytest.fixture
@@ -50,19 +41,6 @@ def page(site, name):
 
 
 @rendered
-def test_every_document_is_in_the_navigation_and_in_the_search_and_nothing_is_fetched(site):
-    front = page(site, "index.html")
-    found = {one["location"].partition("#")[0] for one in json.loads(page(site, "search/search_index.json"))["docs"]}
-    for document in DOCUMENTS:
-        name = document.relative_to(ROOT).with_suffix(".html").as_posix().replace("README", "index")
-        assert f'href="{name}"' in front or name == "index.html"
-        assert name in found
-        loads = re.findall(r"<(?:link|script|img)\b[^>]*\b(?:src|href)=\"((?:https?:)?//[^\"]*)", page(site, name))
-        assert loads == []
-    assert page(site, "search/search_index.js").startswith("var __index = {")  # what a page that is a file reads
-
-
-@rendered
 def test_another_folder_is_not_replaced_and_a_failed_build_keeps_the_site(tmp_path, repository):
     place, mine = tmp_path / "site", tmp_path / "mine"
     assert make_book.build(place, repository) == 2
@@ -77,12 +55,6 @@ def test_another_folder_is_not_replaced_and_a_failed_build_keeps_the_site(tmp_pa
         make_book.build(place, repository)
     assert page(place, "index.html") == before
     assert sorted(path.name for path in tmp_path.iterdir()) == ["mine", "repository", "site"]
-
-
-def test_without_the_site_generator_a_sentence_says_what_installs_it(tmp_path, monkeypatch):
-    monkeypatch.setattr(make_book.importlib.util, "find_spec", lambda _: None)
-    with pytest.raises(UserError, match=r"not installed: `make book` installs it"):
-        make_book.build(tmp_path / "site")
 
 
 def test_links_lead_to_copies_of_files_and_a_lost_file_is_named(tmp_path, repository):
@@ -100,8 +72,3 @@ def test_links_lead_to_copies_of_files_and_a_lost_file_is_named(tmp_path, reposi
 def test_the_site_has_every_document_once():
     listed = re.findall(r"^ +- (?:\w+: )?(\S+\.md)$", SETTINGS.read_text(), re.MULTILINE)
     assert sorted(listed) == sorted(path.relative_to(ROOT).as_posix() for path in DOCUMENTS)
-
-
-def test_code_is_unchanged():
-    text = "a `[x](y)` [z](w)\n- one\n\n```\n[x](y)\n- two\n```\n"
-    assert prepared(text, lambda _: "there") == text.replace("(w)\n", "(there)\n\n")

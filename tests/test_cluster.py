@@ -18,8 +18,7 @@ from cos598d.commands.cli import main
 from cos598d.errors import UserError
 from cos598d.records.quantities import delay_words, parse_delay, parse_rate, rate_words
 from cos598d.tools.cluster import network
-from cos598d.tools.cluster.hosts import FOLDER, describe
-from cos598d.tools.cluster.plan import Cluster
+from cos598d.tools.cluster.hosts import FOLDER
 
 try:
     network.check_rights()
@@ -102,10 +101,6 @@ def test_a_machine_without_what_a_cluster_needs_is_one_sentence(attribute, value
     monkeypatch.setattr(attribute, value)
     assert main(["cluster", "up"]) == 1
     assert words in capsys.readouterr().err
-
-
-def test_the_program_that_carries_packets_is_said_to_take_processor_time():
-    assert "processor time" in describe(Cluster(delay=0.01), own_switch=True)
 
 
 @needs_cluster

@@ -68,12 +68,6 @@ def test_words_made_of_values_give_the_same_values_again():
     assert parse(*to_words(parse(*words), RunConfig)) == parse(*words)
 
 
-def test_ranks_may_differ_in_paths_but_not_in_what_they_compute():
-    facts = RunConfig().facts()
-    assert "data_dir" not in facts
-    assert {"sync", "seed", "total_train_batch_size", "learning_rate", "max_steps", "momentum"} <= facts.keys()
-
-
 NO_HOST = r"Give (a (whole )?number|at most)"
 LABEL = "Give a name of up to 100 letters"
 REFUSED = [

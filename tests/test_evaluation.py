@@ -3,7 +3,6 @@ records show only together."""
 
 import numpy as np
 import pytest
-from sklearn.metrics import confusion_matrix, f1_score, matthews_corrcoef, precision_recall_fscore_support
 from worlds import run_ranks
 
 from cos598d.comm.group import close_group, open_group
@@ -41,6 +40,8 @@ def test_every_epoch_has_each_example_once_in_another_order():
 
 @pytest.mark.parametrize("classes", [2, 5, 21])
 def test_scores_by_class_are_scikit_learns(classes):
+    from sklearn.metrics import confusion_matrix, precision_recall_fscore_support
+
     drawn = np.random.default_rng(classes)
     preds, labels = drawn.integers(0, classes, 60), drawn.integers(0, max(1, classes - 1), 60)
     names = [f"class {number}" for number in range(classes)]
@@ -57,6 +58,7 @@ def test_scores_by_class_are_scikit_learns(classes):
 
 def test_glues_metrics_are_scikit_learns_and_scipys():
     from scipy.stats import pearsonr, spearmanr
+    from sklearn.metrics import f1_score, matthews_corrcoef
 
     preds, labels = np.array([0, 1, 1, 0, 1]), np.array([0, 1, 0, 0, 1])
     assert get_task("mrpc").metric.compute(preds, labels)["f1"] == f1_score(labels, preds)

@@ -36,6 +36,8 @@ def ends_in_a_sentence(program, sentence):
         (["--world_size", "2", "--local_rank", "2"], "rank 2 does not exist"),
         (["--backend", "nccl", "--no_cuda"], "--backend nccl needs a CUDA device"),
         (["--sync", "none", "--world_size", "2", "--do_eval"], "drift apart"),
+        (["--sync", "dp", "--world_size", "2"], "one process with all of its GPUs"),
+        (["--sync", "bucketed", "--compress", "int9"], "unknown compression"),
         (
             ["--sync", "zero3", "--compress", "bf16"],
             "--compress has no effect with --sync zero3. Leave it out, or choo",

@@ -9,7 +9,7 @@ import shutil
 import pytest
 import torch
 from gpu import NEEDS_GPU, RECORDS
-from programs import ROOT, TINY_TRAINING, free_port
+from programs import TINY_TRAINING
 from report_records import read
 
 from cos598d.sync import SYNCS
@@ -136,38 +136,6 @@ def test_ranks_that_share_a_gpu_over_gloo_train_as_one_process_on_the_cpu(sync, 
         assert 0 < phases <= row["seconds"] * 1.001 <= row["wall_seconds"] * 1.05
 
 
-@pytest.mark.parametrize(
-    "words",
-    [
-        ["--activation_checkpointing"],
-        ["--gradient_accumulation_steps", 2],
-        ["--optimizer", "sgd", "--momentum", 0.9, "--learning_rate", 0.01],
-        ["--max_grad_norm", 0.1],
-    ],
-    ids=lambda words: words[0].strip("-") + "-" + str(words[-1]).strip("-"),
-)
-def test_a_flag_does_on_the_gpu_what_it_does_on_the_cpu(words, trained, request):
-    name = request.node.callspec.id
-    cpu = trained(f"flag-cpu-{name}", "--no_cuda", "--sync", "none", *words)
-    gpu = trained(f"flag-gpu-{name}", "--sync", "bucketed", *TWO, *words)
-    assert losses_of(gpu) == pytest.approx(losses_of(cpu), rel=CLOSE)
-
-
-@pytest.mark.parametrize("task", ["squad", "digits"])
-def test_squad_and_images_train_and_evaluate_on_the_gpu_as_on_the_cpu(task, command):
-    words = ["train", "--task_name", task, "--sync", "zero2", *TWO, "--total_train_batch_size", 16]
-    words += ["--max_train_examples", 64, "--max_eval_examples", 32, "--no_save_model", "--overwrite_output_dir"]
-    if task == "squad":
-        words += ["--model_name_or_path", "tiny", "--max_seq_length", 96]
-    found = []
-    for device, more in (("cuda", []), ("cpu", ["--no_cuda"])):
-        folder = RECORDS / f"{device}-{task}"
-        command(f"{device}-{task}", [*words, *STEPS, *more, "--output_dir", folder])
-        found.append(read(folder / "summary.json"))
-        assert found[-1]["device"] == device
-    assert found[0]["losses"] == pytest.approx(found[1]["losses"], rel=CLOSE)
-
-
 @pytest.mark.parametrize("sync", ["none", "bucketed", "zero2", "zero3"])
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
 def test_a_resumed_run_on_the_gpu_ends_as_an_uninterrupted_one(sync, precision, trained):
@@ -180,17 +148,6 @@ def test_a_resumed_run_on_the_gpu_ends_as_an_uninterrupted_one(sync, precision, 
     trained(resumed.name, *words, "--resume", "auto")
     assert "resumes after iteration 3" in (RECORDS / f"{resumed.name}.txt").read_text()
     assert losses_of(resumed)[-3:] == losses_of(whole)[-3:]
-
-
-def test_the_tasks_scripts_share_a_gpu_and_lose_what_one_process_loses(start, on_cpu):
-    for task in ("task2a", "task2b", "task3"):
-        port, programs = free_port(), []
-        for rank in range(4):
-            place = ["--master_ip", "127.0.0.1", "--master_port", port, "--world_size", 4, "--local_rank", rank]
-            words = [*TINY_TRAINING, *STEPS, "--output_dir", RECORDS / task, "--overwrite_output_dir"]
-            programs.append(start(f"{task}-{rank}", [ROOT / task / "run_glue.py", *place, *words], is_fresh=True))
-        assert [program.wait() for program in programs] == [0] * 4, "".join(program.text for program in programs)
-        assert losses_of(RECORDS / task) == pytest.approx(on_cpu, rel=CLOSE), task
 
 
 SCRIPT = """
@@ -257,20 +214,3 @@ def test_a_sync_in_the_host_s_memory_is_refused(sync, command):
     text = command(f"refused-{sync}", words, exit_code=1)
     assert "needs tensors " in text
     assert " is on cuda" in text
-
-
-def test_the_bench_of_one_nccl_rank(benched):
-    words = ["--model", "bert-base", "--world_size", 1, "--backend", "nccl", "--batch", 8, "--tokens", 128]
-    record = benched("bench-nccl", *words, "--rounds", 6, "--sync", "flat,bucketed,overlap,ddp", "--step")
-    assert record["bytes_are_assumed"] is True
-
-
-def test_the_bench_of_ranks_that_share_a_gpu(benched):
-    words = ["--model", "bert-base", *TWO, "--batch", 4, "--tokens", 64, "--rounds", 3]
-    record = benched("bench-gloo", *words, "--sync", "all_reduce,flat,bucketed,sparse_rows")
-    norms = record["gradient_norm"]
-    for name in ("all_reduce", "flat", "bucketed", "sparse_rows"):
-        assert norms[name] == pytest.approx(norms["ddp"], rel=CLOSE)
-    for sample in record["samples"]:
-        phases = [sample[f"seconds_{phase}_by_rank"] for phase in ("forward", "backward", "sync")]
-        assert all(sum(of) <= whole * 1.001 for of, whole in zip(zip(*phases), sample["seconds_by_rank"], strict=True))

@@ -5,7 +5,6 @@ import numpy as np
 import pytest
 import torch
 from data_files import task_at
-from sklearn.datasets import load_digits
 
 from cos598d.data import get_task
 from cos598d.data.encoders import ImageEncoder
@@ -15,6 +14,8 @@ GREY, COLOURED = ImageEncoder(8, 1), ImageEncoder(32, 3)
 
 
 def test_digits_are_scikit_learns_and_a_fifth_is_evaluated_on():
+    from sklearn.datasets import load_digits
+
     task, digits = get_task("digits"), load_digits()
     assert task.find(None) == "scikit-learn's digits"
     parts = {part: task.load(part, GREY) for part in task.parts}

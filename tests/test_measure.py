@@ -7,9 +7,7 @@ import pytest
 import torch
 from recording import alone, record_run, rows_of
 
-from cos598d.errors import UserError
 from cos598d.measure.clock import IterationClock
-from cos598d.measure.environment import describe_environment, network_facts
 from cos598d.measure.monitor import Monitor
 from cos598d.measure.peak import gpu_peak, share_of_peak
 from cos598d.measure.wire import WireCounter
@@ -105,18 +103,6 @@ def test_tensorboard_shows_the_rows(tmp_path):
     assert shown("bytes/predicted_sent")[1] == rows[0]["predicted_bytes_sent"]
     assert shown("evaluation/acc") == {5: 0.75}
     assert shown("examples_per_second")[5] == pytest.approx(rows[4]["examples"] / rows[4]["seconds"])
-
-
-def test_an_emulated_network_is_recorded_and_nonsense_refused(monkeypatch):
-    monkeypatch.setenv("COS598D_NETWORK", '{"hosts": 4, "rate": "1gbit", "delay": "10ms"}')
-    found = describe_environment(CPU, "gloo", 2, 4)
-    assert found["network"] == {"hosts": 4, "rate": "1gbit", "delay": "10ms"}
-    assert (found["threads_per_rank"], found["ranks_on_host"], found["device"]) == (2, 4, "cpu")
-    monkeypatch.setenv("COS598D_NETWORK", '{"hosts": "four"}')
-    with pytest.raises(UserError, match=r"COS598D_NETWORK is not of a cluster \(Expected `int`"):
-        network_facts()
-    monkeypatch.delenv("COS598D_NETWORK")
-    assert network_facts() is None
 
 
 PEAKS = {

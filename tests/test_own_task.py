@@ -160,7 +160,6 @@ def test_mistake_in_a_task_file_is_named_with_its_line(text, words, tmp_path):
 
 
 def test_prediction_without_a_test_set_is_refused_before_training(tmp_path, monkeypatch, capsys):
-    monkeypatch.delenv("GLUE_DIR", raising=False)
     words = ["--do_train", "--do_predict", "--model_name_or_path", "tiny", "--output_dir", str(tmp_path / "run")]
     assert main(["train", *words]) == 2
     assert "has no test set" in capsys.readouterr().err

@@ -2,8 +2,6 @@
 
 from xml.etree import ElementTree
 
-import pytest
-
 SVG = "{http://www.w3.org/2000/svg}"
 
 
@@ -30,13 +28,3 @@ def test_lanes_of_a_sync_without_messages(command, tmp_path):
     assert [each.text for each in drawing.iter(f"{SVG}text")][1:3] == ["rank 0", "rank 1"]
     titles = [element.text for element in drawing.iter(f"{SVG}title")]
     assert any("all_reduce of" in title and "2100204 bytes" in title for title in titles), titles
-
-
-@pytest.mark.parametrize(
-    ("words", "says"),
-    [(["--sync", "nosuch"], "unknown sync nosuch"), (["--sync", "ring", "--world_size", "1"], "--world_size 1")],
-)
-def test_what_cannot_be_drawn_is_refused(command, words, says):
-    code, text = command("picture", *words)
-    assert code == 2
-    assert says in text

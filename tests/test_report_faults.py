@@ -134,10 +134,3 @@ def test_what_is_no_record_is_refused_by_its_kind(name, words, tmp_path, refused
     (tmp_path / "empty").mkdir()
     (tmp_path / "a file").write_text("")
     assert words in refused(tmp_path / name)
-
-
-def test_a_page_that_cannot_be_written_is_one_sentence(tmp_path, refused):
-    run = write_run(tmp_path / "run")
-    (tmp_path / "file").write_text("")
-    assert "there is no folder" in refused(run, "-o", tmp_path / "file" / "report.html", code=2)
-    assert "a file of another kind. Give a name that ends in .html." in refused(run, "-o", tmp_path / "r.pdf", code=2)

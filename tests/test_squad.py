@@ -17,11 +17,6 @@ from cos598d.data.squad_scores import normalize_answer, version_1, version_2
 from cos598d.errors import UserError
 
 
-@pytest.fixture(autouse=True)
-def no_data(monkeypatch):
-    monkeypatch.delenv("SQUAD_DIR", raising=False)
-
-
 @pytest.fixture(scope="module")
 def encoder():
     return TextEncoder(word_pieces(vocabulary(), lower_case=True))

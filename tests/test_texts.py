@@ -18,12 +18,6 @@ SPECIALS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]"]
 WORDS = {"one": 4, "two": 5, "a": 6, "b": 7}
 
 
-@pytest.fixture(autouse=True)
-def no_data(monkeypatch):
-    for variable in ("GLUE_DIR", "SQUAD_DIR", "IMAGE_DIR"):
-        monkeypatch.delenv(variable, raising=False)
-
-
 @pytest.fixture(scope="module")
 def encoder():
     return TextEncoder(word_pieces([*SPECIALS, *WORDS], lower_case=True))

@@ -5,8 +5,6 @@ import json
 import pytest
 from programs import TINY, Program, free_port, script
 
-from cos598d.commands.cli import main
-
 LONG = ["--max_seq_length", "96", "--doc_stride", "48", "--threads", "1", "--model_name_or_path", "tiny"]
 SHORT = (*LONG, "--max_train_examples", "40", "--max_eval_examples", "20", "--total_train_batch_size", "8")
 # A task's script, its ranks, and what each of them sends for a gradient of S bytes: (n-1) S from rank 0 of gather and
@@ -121,26 +119,3 @@ def test_a_sync_of_ones_own_trains_or_is_named(alone, tmp_path, line, words, sai
     else:
         assert said in program.text
         assert "Traceback" not in program.text
-
-
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (["--sync", "ring", "--bucket_mb", "3"], "bucket_mb has no effect with --sync ring"),
-        (["--sync", "rink"], "Did you mean 'ring'?"),
-        (["--sync", "bucketed", "--compress", "int9"], "unknown compression"),
-        (["--sync", "dp", "--world_size", "2"], "one process with all of its GPUs"),
-        (["--precision", "auto"], "auto"),
-        (["--sync", "none", "--world_size", "2", "--check_replicas", "1", "--do_train"], "drift apart"),
-    ],
-    ids=" ".join,
-)
-def test_a_wrong_flag_is_one_sentence(capfd, words, said):
-    try:
-        code = main(["train", *words])
-    except SystemExit as end:
-        code = end.code
-    output = capfd.readouterr()
-    assert code
-    assert said in output.err.splitlines()[-1]
-    assert "Traceback" not in output.err

@@ -80,13 +80,9 @@ def test_labels_that_cannot_be_converted_are_named():
 
 def test_metrics_have_the_courses_keys():
     preds, labels = np.array([0, 1, 1, 1]), np.array([0, 1, 0, 1])
-    assert utils_glue.compute_metrics("rte", preds, labels) == {"acc": 0.75}
-    assert utils_glue.compute_metrics("mnli-mm", preds, labels) == {"acc": 0.75}
-    assert utils_glue.compute_metrics("mrpc", preds, labels) == pytest.approx(
-        {"acc": 0.75, "f1": 0.8, "acc_and_f1": 0.775}
-    )
-    assert set(utils_glue.compute_metrics("sts-b", preds, labels)) == {"pearson", "spearmanr", "corr"}
-    assert set(utils_glue.compute_metrics("cola", preds, labels)) == {"mcc"}
+    keys = {"rte": {"acc"}, "mnli-mm": {"acc"}, "mrpc": {"acc", "f1", "acc_and_f1"}, "cola": {"mcc"}}
+    keys["sts-b"] = {"pearson", "spearmanr", "corr"}
+    assert {name: set(utils_glue.compute_metrics(name, preds, labels)) for name in keys} == keys
     with pytest.raises(AssertionError, match="3 predictions for 4 labels"):
         utils_glue.compute_metrics("rte", preds[:3], labels)
 

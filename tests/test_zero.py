@@ -91,7 +91,7 @@ CLIP = {"the norm is only this rank's": 0.05}  # elsewhere a clip would hide a w
 
 def one_process(make=sgd, **how):
     model = make_model(SINGLE)
-    train(model, make(model.parameters()), **how)
+    train(model, make(model.parameters()), range(4), **how)
     return weights_of(model)
 
 
