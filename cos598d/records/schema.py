@@ -55,7 +55,6 @@ class Iteration(Struct, omit_defaults=True):
     by_purpose: dict[str, Sums]
     learning_rate: float | None = None
     tokens: Count | None = None
-    tokens_padded: Count | None = None
     images: Count | None = None
     # Each part of a phase: its name, its begin in seconds since the iteration's, and its seconds.
     spans_seconds: list[tuple[str, float, float]] = []
