@@ -75,6 +75,6 @@ def _from_hub(name: str, cache_dir: str | None) -> Path:
     except (errors.RepositoryNotFoundError, errors.RevisionNotFoundError, errors.HFValidationError) as error:
         raise UserError(f"{name} is neither a folder here nor a model that the hub shows you. {WAYS_OUT}") from error
     except Exception as error:  # whatever the network and the disk do, the user needs one sentence
-        reason = first_line(error.__cause__ or error)
+        reason = "it did not answer" if "local_files_only" in where else first_line(error.__cause__ or error)
         raise HubUnreachable(f"{name} is no folder here, and no model hub gave it ({reason}). {WAYS_OUT}") from error
     return found

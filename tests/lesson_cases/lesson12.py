@@ -31,6 +31,7 @@ WRONG = all_wrong(12, {
     "heavy_ball": ([("(moved + self.outer_momentum * self.momentum)", "self.momentum")], "does not look ahead"),
     "momentum_forgotten": ([("        self.momentum = self.outer_momentum * self.momentum + moved\n", "        self.momentum = moved\n")], "does not build up"),
     "agreed_stays": ([(AGREED, AGREED.replace("self.agreed =", "agreed =")), ("self.agreed.split", "agreed.split")], "stay what they were at the start"),
+    "agreed_is_the_model": ([("average = self.flat()\n", "average = self.flat()\n        self.agreed = average.clone()\n")], "keep a copy (clone)"),
     "not_put_back": ([(PUT_BACK, "        del parts\n")], "put the agreed weights back"),
     "not_averaged": ([("        self.comm.all_reduce(average, \"weights\")\n        average /= self.comm.world_size\n", "        self.comm.all_reduce(average.clone(), \"weights\")\n")], "were not averaged over the ranks"),
     "gradients_averaged": ([("p.data.flatten() for p", "(p.data if p.grad is None else p.grad).flatten() * 0 for p")], "element "),

@@ -21,6 +21,7 @@ MISTAKES = {
     "momentum does not build up: it is outer_momentum * (what it was) + moved": {"momentum": "forgotten"},
     "the outer step has no momentum": {"momentum": "none"},
     "the agreed weights stay what they were at the start: keep the weights after each round": {"agreed": "stays"},
+    "the agreed weights are the model's own memory, which training changes: keep a copy (clone)": {"agreed": "shared"},
     "the average replaces the agreed weights: keep the weights after the outer step": {"agreed": "average"},
     "after a round the ranks still have their own weights: put the agreed weights back into the model": {
         "put_back": False
@@ -90,11 +91,12 @@ def simulate(
             total = torch.stack(now).sum(dim=0)
             for rank in range(size):
                 mean = {"mean": total / size, "sum": total, "own": now[rank]}[average]
-                moved = known[rank] - mean
+                before = (now if agreed == "shared" else known)[rank]
+                moved = before - mean
                 speed[rank] = (0.0 if momentum == "forgotten" else outer[1]) * speed[rank] + moved
                 ahead = {"heavy": speed[rank], "none": moved}.get(momentum, moved + outer[1] * speed[rank])
-                new = known[rank] + sign * outer[0] * ahead
-                known[rank] = {"stays": known[rank], "average": mean, "moves": new}[agreed]
+                new = before + sign * outer[0] * ahead
+                known[rank] = {"stays": known[rank], "average": mean}.get(agreed, new)
                 if put_back:
                     nn.utils.vector_to_parameters(new.clone(), weights[rank])
         found.append([weights_of(model) for model in models])
@@ -163,4 +165,4 @@ def judge_weights(world, rank, right, settings, label):
         return lambda: [each[rank] for each in simulate(*settings, **how)]
 
     made = {words: makes(how) for words, how in MISTAKES.items()}
-    world.fail(f"{where}: {name_mistake(found, right, made)}", rank)
+    world.fail(f"{where}: {name_mistake(found, right, made).removeprefix(str(step)).strip()}", rank)
