@@ -16,9 +16,9 @@ SIZED = ("bucket_mb", "first_bucket_mb", "gradient_as_bucket_view")  # options f
 class Bucketed(GradientSync):
     """Averaging in buckets, during backward (Li et al., "PyTorch Distributed", VLDB 2020, section 3.2).
 
-    1. The gradients are assigned to buckets in the reverse order of registration, since backward computes the last
-       layers' gradients first. A bucket has at most `bucket_mb`; a larger tensor is a bucket of its own. The first
-       bucket is small, so that its call starts early.
+    1. The gradients are assigned to buckets of at most `bucket_mb`, in the reverse order of registration, since
+       backward computes the last layers' gradients first. A larger tensor is a bucket of its own. The first bucket is
+       small, so that its call starts early.
     2. When backward has computed a gradient, it is copied into its bucket, divided by n. A bucket's ring all-reduce
        starts when it is full and all buckets before it have started. So every rank makes the same calls in the same
        order, whatever the order in which its gradients arrive.
