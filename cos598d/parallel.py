@@ -186,6 +186,12 @@ class Parallel(nn.Module):
         self.__dict__["_call"] = self.module
         return self.module
 
+    def __deepcopy__(self, memo: dict) -> "Parallel":
+        raise UserError(
+            "a wrapped model cannot be copied, since a copy has no ranks to train with. Copy the model itself: "
+            "copy.deepcopy(wrapped.module)."
+        )
+
     def _check(self) -> None:
         """Raise UserError if a step cannot begin."""
         if self._has_begun:

@@ -291,7 +291,7 @@ def copied(rank, how):
     model.settle()
     twin = copy.deepcopy(model.module)
     loss_of(model, 1, rank).backward()  # the copy stays whole, and is no part of the training
-    return twin(x), net()(x)
+    return words(lambda: copy.deepcopy(model)), twin(x), net()(x)
 
 
 def own_exception(rank, how):
@@ -319,7 +319,11 @@ def other_passes(rank, how):
     return words(run)
 
 
-SAID = (replaced, read_gradient, written_gradient, not_elementwise, copied, own_exception)
+def max_norm(rank, how):
+    return words(lambda: wrapped(nn.Embedding(10, 4, max_norm=1.0), how))
+
+
+SAID = (replaced, read_gradient, written_gradient, max_norm, not_elementwise, copied, own_exception)
 
 
 def other_strides(rank, how):
@@ -384,7 +388,10 @@ def test_what_shards_cannot_do_is_said(found, how):
         assert "Clip by model.clip_grad_norm_(max_norm)" in of_rank["read_gradient", how]
         assert all("2.weight has a gradient that is not averaged" in said for said in of_rank["written_gradient", how])
         assert all("may not step shards" in said for said in of_rank["not_elementwise", how])
-        assert torch.equal(*of_rank["copied", how])
+        assert "Set max_norm to None" in of_rank["max_norm", how]
+        whole, inner, right = of_rank["copied", how]
+        assert "copy.deepcopy(wrapped.module)" in whole
+        assert torch.equal(inner, right)
         moved, filled = of_rank["replaced", how]
         assert "2.weight was given other memory" in moved
         assert "Change weights in place" in moved

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from torch import nn
 
+from cos598d.errors import UserError
 from cos598d.zero.unit import Unit
 
 LISTS = nn.ModuleList | nn.ModuleDict | nn.Sequential
@@ -42,3 +43,13 @@ def by_layer(model: nn.Module, units: Sequence[Unit]) -> dict[nn.Module, list[Un
         for layer in dict.fromkeys(layer_of[p] for p in unit.views):
             found.setdefault(layer, []).append(unit)
     return found
+
+
+def refuse_max_norm(model: nn.Module) -> None:
+    """Raise UserError if a forward of the model changes weights: the ranks that own them would not see it."""
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.max_norm is not None:
+            raise UserError(
+                f"{name or 'the model'} has max_norm, so its forward changes the rows that this rank looks up, and "
+                "other ranks would not learn it. Set max_norm to None and scale the rows after optimizer.step()."
+            )

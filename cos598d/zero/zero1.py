@@ -15,7 +15,7 @@ from cos598d.sync.bucketed import Bucketed
 from cos598d.sync.codecs import End
 from cos598d.sync.hooks import weakly
 from cos598d.zero.collectives import start_all_gather
-from cos598d.zero.layers import by_layer
+from cos598d.zero.layers import by_layer, refuse_max_norm
 from cos598d.zero.shards import Shards
 from cos598d.zero.unit import Unit
 
@@ -49,6 +49,7 @@ class Zero1(Bucketed):
     buckets: Any  # units
 
     def attach(self, model: nn.Module) -> Callable:
+        refuse_max_norm(model)
         self._handles: list[Any] = []
         self._travels_late = self.options.gather_in_forward
         self._gathers: dict[Unit, Callable[[], None]] = {}  # of weights that are on their way: call it to wait
