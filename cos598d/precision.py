@@ -41,9 +41,9 @@ def step_scaled(scaler: ShardedGradScaler, optimizer: torch.optim.Optimizer, ite
 
 def slow_on_this_processor(precision: str, device: torch.device) -> str:
     """A warning if this processor has no instructions for the 16 bits of `precision`; "" if it has."""
-    find = getattr(torch.cpu, "get_capabilities", None)  # which early releases of torch have not
-    words = INSTRUCTIONS.get(precision, ()) if device.type == "cpu" and find else ()
-    if not words or any(find().get(word) for word in words):
+    has = getattr(torch.cpu, "get_capabilities", dict)()  # early releases of torch do not tell
+    words = INSTRUCTIONS.get(precision, ()) if device.type == "cpu" and has else ()
+    if not words or any(has.get(word) for word in words):
         return ""
     return (
         f"this processor has no instructions for {precision}, so --precision {precision} may be slower here than fp32. "
