@@ -41,7 +41,7 @@ def step_scaled(scaler: ShardedGradScaler, optimizer: torch.optim.Optimizer, ite
 
 def slow_on_this_processor(precision: str, device: torch.device) -> str:
     """A warning if this processor has no instructions for the 16 bits of `precision`; "" if it has."""
-    has = getattr(torch.cpu, "get_capabilities", dict)()  # early releases of torch do not tell
+    has: dict[str, bool] = getattr(torch.cpu, "get_capabilities", dict)()  # early releases of torch do not tell
     words = INSTRUCTIONS.get(precision, ()) if device.type == "cpu" and has else ()
     if not words or any(has.get(word) for word in words):
         return ""
