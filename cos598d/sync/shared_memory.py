@@ -23,8 +23,8 @@ class SharedMemory(Bucketed):
 
     1. The gradients are assigned to buckets as in `bucketed`. When backward has computed a gradient, it is copied into
        its bucket in the rank's own segment, divided by n. A full bucket is announced.
-    2. At backward's end, when all ranks have filled a bucket, rank r adds up the r-th n-th of it from all segments into
-       the result, and announces that.
+    2. When all ranks have filled a bucket, rank r adds up the r-th n-th of it from all segments into the result: if it
+       can, while backward runs. At backward's end it announces that.
     3. When all ranks have added, every rank copies the whole bucket from the result into its own segment.
     These two waits are enough. Others read a rank's segment only in 2, so after the second wait it is the rank's own
     again. The result is written only in 2 of the next step, after all ranks have filled again, which a rank does only
@@ -46,6 +46,7 @@ class SharedMemory(Bucketed):
                     "keep the model on the CPU."
                 )
         need_one_host(self, "hierarchical")
+        self._filled: dict[Bucket, Any] = {}  # announcements of buckets that are not added up yet
         self._memory: dict[Bucket, torch.Tensor] = {}  # all ranks' segments, and the result, (n + 1, elements)
         return super().attach(model)
 
@@ -57,12 +58,13 @@ class SharedMemory(Bucketed):
         return bucket
 
     def start(self, bucket: Bucket) -> End:
-        filled = self._announce("filled", bucket)
+        for earlier, filled in list(self._filled.items()):
+            if filled.is_completed():  # so less is left for backward's end
+                self._add_up(earlier)
+        self._filled[bucket] = self._announce("filled", bucket)
 
         def end() -> End:
-            filled.wait()
-            own = self._memory[bucket].tensor_split(self.ranks, dim=1)[self.rank]
-            torch.sum(own[:-1], dim=0, out=own[-1])
+            self._add_up(bucket)
             added = self._announce("added up", bucket)
 
             def copy() -> None:
@@ -73,6 +75,13 @@ class SharedMemory(Bucketed):
             return copy
 
         return end
+
+    def _add_up(self, bucket: Bucket) -> None:
+        """Put the sum of this rank's part of all segments into the result, when all ranks have filled the bucket."""
+        if filled := self._filled.pop(bucket, None):
+            filled.wait()
+            own = self._memory[bucket].tensor_split(self.ranks, dim=1)[self.rank]
+            torch.sum(own[:-1], dim=0, out=own[-1])
 
     def _announce(self, done: str, bucket: Bucket) -> Any:
         """Tell all ranks that this one has done its part of the bucket. Wait for it to know that all have."""
