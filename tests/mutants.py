@@ -316,7 +316,7 @@ HalfInBetween averages_gradients: is rounded (a relative error of
 BrainHalfInBetween(HalfInBetween) averages_gradients: is rounded (a relative error of
     kind = torch.bfloat16
 
-DividesWhatOthersNeed averages_gradients: wrong on large, below
+DividesWhatOthersNeed averages_gradients: wrong on large, twin, below
     # Divides each gradient in place as soon as backward has it, and sums them afterwards.
     def ready(self, parameter):
         parameter.grad /= self.ranks
