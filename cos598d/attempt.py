@@ -35,14 +35,9 @@ class Attempt(Stopping):
         self._saved_at = training.position.iteration
         return training.position
 
-    @property
-    def is_over(self) -> bool:
-        """Whether no further step follows, even if the plan has more."""
-        return self.reason is not None
-
     def saves(self, at: Position) -> bool:
         """Whether the training is to be saved now."""
-        return at.iteration != self._saved_at and (self.is_over or self._plan.saves(at))
+        return at.iteration != self._saved_at and (self.reason is not None or self._plan.saves(at))
 
     def save(self, at: Position) -> None:
         """Save the training."""

@@ -143,7 +143,7 @@ def train(job: Job, evaluate: Callable[[], dict[str, Any] | None], control: "Att
             control.count([sum(votes) for votes in zip(*ranks.exchange(control.votes()), strict=True)])
             return
         at.evaluated = at.iteration
-        if plan.ends_epoch(at.iteration) or control.is_over:
+        if plan.ends_epoch(at.iteration) or control.reason:
             cut = {"is_cut": True} if at.iteration % plan.epoch_steps else {}
             record.epoch({"epoch": epoch} | cut | found)
             console.epoch(record.epochs[-1])
@@ -153,13 +153,13 @@ def train(job: Job, evaluate: Callable[[], dict[str, Any] | None], control: "Att
 
     def goes_on() -> bool:
         """Do what is due between two steps. Return whether another step follows."""
-        if plan.evaluates(at) and not control.is_over:
+        if plan.evaluates(at) and not control.reason:
             validate()
         if control.saves(at):
             record.begin_saving()
             with phase(CHECKPOINT):
                 control.save(at)
-        return not control.is_over
+        return not control.reason
 
     with console.progress(plan.steps, at.iteration, config.log_every) as progress:
         for epoch, batch in plan.batches(after=at.iteration) if goes_on() else ():

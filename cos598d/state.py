@@ -52,7 +52,7 @@ def load_optimizer(optimizer: torch.optim.Optimizer, model: nn.Module, state: Ma
 def remember(optimizer: torch.optim.Optimizer, state: Mapping[torch.Tensor, Mapping[str, torch.Tensor]]) -> None:
     """Let it remember copies of these of each parameter, by kind, on the devices where torch has them."""
     every = enumerate(p for group in optimizer.param_groups for p in group["params"])
-    copies = {place: {kind: value.clone() for kind, value in state.get(p, {}).items()} for place, p in every}
+    copies = {place: {kind: value.clone() for kind, value in state[p].items()} for place, p in every if state.get(p)}
     optimizer.load_state_dict({**optimizer.state_dict(), "state": copies})
 
 

@@ -323,7 +323,25 @@ def max_norm(rank, how):
     return words(lambda: wrapped(nn.Embedding(10, 4, max_norm=1.0), how))
 
 
-SAID = (replaced, read_gradient, written_gradient, max_norm, not_elementwise, copied, own_exception)
+class ReadElsewhere(nn.Module):
+    """Reads a layer's weights outside of the layer's own forward."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = nn.Linear(8, 4), nn.Linear(4, 3)
+
+    def forward(self, x):
+        return nn.functional.linear(self.first(x).tanh(), self.last.weight, self.last.bias)
+
+
+def read_early(rank, how):
+    if how not in ("zero1", "zero2", "sparse_zero1"):
+        return "Leave gather_in_forward out"
+    model, optimizer = parallelize(ReadElsewhere().double(), sgd, how, bucket_mb=1e-6, gather_in_forward=True)
+    return words(lambda: steps(rank, model, optimizer))
+
+
+SAID = (replaced, read_gradient, read_early, written_gradient, max_norm, not_elementwise, copied, own_exception)
 
 
 def other_strides(rank, how):
@@ -388,6 +406,7 @@ def test_what_shards_cannot_do_is_said(found, how):
         assert "Clip by model.clip_grad_norm_(max_norm)" in of_rank["read_gradient", how]
         assert all("2.weight has a gradient that is not averaged" in said for said in of_rank["written_gradient", how])
         assert all("may not step shards" in said for said in of_rank["not_elementwise", how])
+        assert "Leave gather_in_forward out" in of_rank["read_early", how]
         assert "Set max_norm to None" in of_rank["max_norm", how]
         whole, inner, right = of_rank["copied", how]
         assert "copy.deepcopy(wrapped.module)" in whole

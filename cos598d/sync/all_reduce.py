@@ -15,8 +15,7 @@ class AllReduce(GradientSync):
        (reduce-scatter). In n-1 more steps the finished parts go around (all-gather).
 
     Cost for P gradients of S bytes in all: P calls; every rank sends and receives 2(n-1)/n S. No link is special, but
-    each call waits for its 2(n-1) steps, and none starts before backward has ended. Choose it to
-    understand the syncs that follow.
+    each call waits for its 2(n-1) steps, and none starts before backward has ended. Choose it to understand others.
     """
 
     def average(self, name: str, gradient: torch.Tensor) -> None:

@@ -35,8 +35,8 @@ class GradientSync:
 
     shards: whether each rank's optimizer steps only a part of the weights. every_backward: whether backwards inside
     `no_sync` are reduced too. replicas_equal: whether all ranks hold the same weights between two steps.
-    takes: the names of its options (`options.py`). keeps_optimizer_state: whether a checkpoint has what the optimizer
-    remembers. bytes_from: whether the ledger has its bytes, or only the kernel's counters.
+    takes: the names of its options, fields of `options.Options`. keeps_optimizer_state: whether a checkpoint has what
+    the optimizer remembers. bytes_from: whether the ledger has its bytes, or only the kernel's counters.
 
     A sync of your own must not use the names of this class for anything else: also not count, agree, gradients,
     exchange, broadcast, peer, rank, ranks, group, ledger, model, parameters, options and optimizer.
@@ -149,8 +149,8 @@ class GradientSync:
     def agree(self, has: list[bool]) -> list[bool]:
         """Whether any rank has what this one `has`, for each parameter: a small all-reduce.
 
-        With find_unused_parameters off, nothing is sent: raises UserError if this rank lacks one. zero2, zero3 and
-        sparse_zero1 send it always, with a second question.
+        With find_unused_parameters off, nothing is sent: raises UserError if this rank lacks one. zero2,
+        zero3, sparse_zero1 and shared_weights send it always.
         """
         if not self.options.find_unused_parameters:
             if not all(has):

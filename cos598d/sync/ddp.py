@@ -8,7 +8,6 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from cos598d.sync.base import GradientSync
-from cos598d.sync.bucketed import SIZED
 from cos598d.sync.options import Options
 
 
@@ -28,7 +27,7 @@ class DDP(GradientSync):
     and the ledger sees them as it sees all others. Choose it for real work.
     """
 
-    takes = (*GradientSync.takes, *SIZED)
+    takes = (*GradientSync.takes, "bucket_mb", "gradient_as_bucket_view")
 
     def attach(self, model: nn.Module) -> Callable:
         super().attach(model)

@@ -21,8 +21,7 @@ class Flat(Bucketed):
 
     Cost for a gradient of S bytes: 1 call; every rank sends and receives 2(n-1)/n S, and holds another S bytes. This is
     the fewest calls possible, but nothing overlaps with backward. Choose it if calls are expensive and the gradient is
-    small, or to measure the cost of all-reduce itself. Syncs that sum a whole buffer in
-    another way replace `sum_up`.
+    small, or to measure the cost of all-reduce itself. Syncs that sum a whole buffer in another way replace `sum_up`.
     """
 
     takes = (*GradientSync.takes, "gradient_as_bucket_view")

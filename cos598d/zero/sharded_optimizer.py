@@ -34,7 +34,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
         self._shards = Shards(units, self._own)
 
     @torch.no_grad()
-    def step(self, closure: None = None) -> None:  # type: ignore[override]
+    def step(self) -> None:  # type: ignore[override]
         """As torch's, without a closure. Every rank calls it."""
         for group, own in zip(self.param_groups, self._own.param_groups, strict=True):
             own.update({key: value for key, value in group.items() if key != "params"})

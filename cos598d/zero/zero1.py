@@ -9,6 +9,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.autograd.graph import get_gradient_edge
 
+from cos598d.errors import UserError
 from cos598d.records.conventions import AGREEMENT, PARAMETERS
 from cos598d.sync.base import GradientSync, Named
 from cos598d.sync.bucketed import Bucketed
@@ -77,6 +78,11 @@ class Zero1(Bucketed):
         """Raise UserError if the script has given a weight other memory."""
         for unit in self.buckets:
             unit.check()
+
+    def ready(self, parameter: nn.Parameter) -> None:
+        if (piece := self.cut.piece_of[parameter]).unit in self._gathers:
+            raise UserError(f"{piece.name} was read before its new values had arrived. Leave gather_in_forward out.")
+        super().ready(parameter)
 
     def start(self, unit: Any) -> End:
         for earlier in self.buckets:
