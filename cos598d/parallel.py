@@ -17,6 +17,7 @@ from cos598d.sync import get_sync
 from cos598d.sync.base import GradientSync
 from cos598d.sync.hooks import weakly
 from cos598d.sync.options import Options, or_choose
+from cos598d.terminal.fields import check_flags
 
 
 def parallelize(
@@ -239,7 +240,7 @@ def make_sync(
 ) -> GradientSync:
     """The sync of that name or class, over `group`, with these options.
 
-    Raises UsageError for a sync or an option that does not exist.
+    Raises UsageError for a sync or an option that does not exist, or has a value that cannot be.
     """
     kind = get_sync(sync) if isinstance(sync, str) else sync
     for word in options:
@@ -247,4 +248,6 @@ def make_sync(
             raise UsageError(
                 f"{word} has no effect with {getattr(sync, '__name__', sync)}. Leave it out{or_choose(word)}."
             )
-    return kind(ledger or Ledger(), Options(**options), group)
+    made = Options(**options)
+    check_flags(made)
+    return kind(ledger or Ledger(), made, group)

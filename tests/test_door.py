@@ -427,6 +427,7 @@ def _refusals():
     different = nn.Linear(8, 3 + dist.get_rank())
     found["the ranks' models differ: rank 1 has weight (4, 8) float32 where rank 0"] = said(data_parallel, different)
     found["bucket_mb has no effect with all_reduce"] = said(data_parallel, net(), "all_reduce", bucket_mb=1.0)
+    found["--bucket_mb -1 is not valid. Give a number above 0"] = said(data_parallel, net(), "bucketed", bucket_mb=-1)
     found["unknown sync buckted. Did you mean 'bucketed'?"] = said(data_parallel, net(), "buckted")
     found["local_sgd acts in the optimizer's step"] = said(data_parallel, net(), "local_sgd")
     found["zero1 acts in the optimizer's step"] = said(data_parallel, net(), "zero1")

@@ -111,3 +111,17 @@ def wrong_states(rank, ranks):
 
 def test_a_state_that_does_not_fit_is_said():
     on_ranks(2, wrong_states)
+
+
+def weights_alone(rank, ranks):
+    """Adagrad remembers sums from its start, and torch reads them when a state is loaded."""
+    model, optimizer = parallelize(make_model(SINGLE, rank), torch.optim.Adagrad, "bucketed")
+    model.load_state({key: value.clone() for key, value in model.state() if key.startswith(("weights/", "buffers/"))})
+    for p in model.parameters():
+        p.grad = torch.zeros_like(p)
+    optimizer.step()
+    model.detach()
+
+
+def test_a_state_of_weights_alone_is_loaded():
+    on_ranks(2, weights_alone)

@@ -88,7 +88,7 @@ class GradientSync:
     def begin_forward(self) -> None:
         """A forward is about to begin, of training or of evaluation."""
         if self.buffers_are_due and self.options.broadcast_buffers:
-            GradientSync.settle(self)
+            GradientSync.settle(self)  # only the buffers, whatever a sync of weights does in its own settle
 
     def ready(self, parameter: nn.Parameter) -> None:
         """Backward has computed this parameter's .grad. It may start to send it."""
